@@ -79,7 +79,7 @@ async def test_a_spoken_turn(server: LiveServer) -> None:
         await demo.say(clip_bytes("goforward"))
         await demo.heard(FORWARD, turn=0)
         await demo.answered(TO_FORWARD, turn=0)
-        await demo.in_state("speaking")
+        await demo.until_played(1.5)
         await demo.in_state("listening")
         note = await demo.note(turn=0)
         played = await demo.played()
@@ -201,6 +201,10 @@ async def test_a_server_that_wants_a_key() -> None:
         await demo.page.goto(url(server) + "health")
 
 
+#: How long the page waits for the first packet (SETUP_MS in call.js).
+SETUP_MS = 15_000
+
+
 async def test_a_network_without_udp(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.transport.webrtc.call.SETUP_TIMEOUT_SEC", 1.0)  # of 30: how long the session stays
 
@@ -208,9 +212,12 @@ async def test_a_network_without_udp(server: LiveServer, monkeypatch: pytest.Mon
         answer = await route.fetch()
         await route.fulfill(response=answer, body=re.sub(r"a=candidate.*\r\n", "", await answer.text()))
 
-    async with demo_page() as demo:
+    async with demo_page(own_context=True) as demo:
         await demo.page.route("**/v1/realtime/calls", without_ways)
-        await choose_call(demo, server)
+        await demo.page.clock.install()
+        async with demo.page.expect_response("**/v1/realtime/calls"):
+            await choose_call(demo, server)
+        await demo.page.clock.fast_forward(SETUP_MS)
         await demo.message("No packets get through by WebRTC. Choose the WebSocket in the settings. Trying again.")
         await demo.open_settings()
         await demo.page.locator("select[name=connection]").select_option("websocket")

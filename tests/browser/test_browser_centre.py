@@ -107,7 +107,7 @@ async def test_everything_is_two_clicks_away(server: LiveServer) -> None:
         await demo.page.locator("#camera[aria-pressed=true]").wait_for()
         assert await clicks() <= 2  # the suggestion presses the button of the camera
         await demo.page.locator("[data-say]").first.click()
-        await demo.in_state("speaking")
+        await demo.until_played(0.3)  # else there is nothing to see of it
         await demo.page.locator("#stop").click()
         await demo.in_state("ready")
         assert await clicks() == 2  # to ask, and to interrupt

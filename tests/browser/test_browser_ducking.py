@@ -83,7 +83,7 @@ async def test_the_server_decides_what_interrupts_the_page(monkeypatch: pytest.M
         await demo.page.locator("#talk").click()
         await demo.in_state("listening")
         await demo.write("Talk to me.")
-        await demo.in_state("speaking")
+        await demo.until_played(0.3)
         await demo.page.evaluate(NOTE_STATES)
         await demo.say(clip_bytes("cards_001")[: SHORT_MS * 32])
         # It lasts for a moment, which a poll may miss.

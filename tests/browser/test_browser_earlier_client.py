@@ -52,7 +52,7 @@ async def test_it_loses_no_word_to_an_acknowledgement_and_plays_no_rest_of_what_
             await demo.page.locator("#talk").click()
             await demo.in_state("listening")
             await demo.page.evaluate("void client.write('Talk to me.')")
-            await demo.in_state("speaking")
+            await demo.until_played(0.3)
             await demo.say(clip_bytes("cards_001"))
             await demo.until("() => client.conversation.turns[0].answer.state === 'held'")
             await demo.until(
@@ -63,7 +63,7 @@ async def test_it_loses_no_word_to_an_acknowledgement_and_plays_no_rest_of_what_
 
             engine.heard = (TranscriptOutput("Go forward."), TextOutput("I go."), *other)
             await demo.page.evaluate("tapped.pieces.length = 0; void client.write('Again.')")
-            await demo.in_state("speaking")
+            await demo.until_played(0.3)
             await demo.say(clip_bytes("goforward"))
             await demo.until("() => client.conversation.turns.at(-1).answer.state === 'done'")
             await demo.in_state("listening")

@@ -85,7 +85,7 @@ async def test_an_answer_goes_on_after_a_voice_without_words(monkeypatch: pytest
     async with live_server(engine) as server, demo_page(settings={**OPEN, "overShortWords": False}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.write("Talk to me.")
-        await demo.in_state("speaking")
+        await demo.until_played(0.3)
         await demo.page.locator("#talk").click()
         await demo.say(clip_bytes("goforward"))
         await demo.answered(turn=0, state="held")

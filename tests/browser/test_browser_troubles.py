@@ -164,7 +164,7 @@ async def test_sound_that_the_browser_locks() -> None:
         await demo.page.evaluate("unlocked = true")
         await demo.page.get_by_role("button", name="Let it sound").click()
         await demo.page.locator(".message").wait_for(state="detached")
-        await demo.in_state("speaking")
+        await demo.until_played(0.9)
         await demo.in_state("ready")
         assert (await demo.played()).without_holes.seconds == pytest.approx(1.0, abs=0.05)
 

@@ -27,6 +27,8 @@ from omni_ws.engine.composed.engine import ComposedEngine
 
 CLIENTS = Path(__file__).parent / "clients"
 CLIPS = (*WORDS, "short_sounds/set_a_timer")
+#: For who speaks in real time.
+FEW = ("goforward", "cards_005")
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
 
@@ -74,10 +76,14 @@ async def heard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Heard
 async def test_a_client_hears_what_is_heard_over_http(client: str, turns: str, heard: Heard) -> None:
     """``turns``: who detects them."""
     script = CLIENTS / f"stt_{client}.py"
-    output = await run_outside(tool("OUTSIDE_PYTHON"), str(script), heard.url, turns, *heard.files)
+    in_real_time = (client, turns) == ("livekit", "client")
+    clips = FEW if in_real_time else CLIPS
+    files = [heard.files[CLIPS.index(clip)] for clip in clips]
+    output = await run_outside(tool("OUTSIDE_PYTHON"), str(script), heard.url, turns, *files)
     seen = json.loads(output.strip().splitlines()[-1])
-    for clip, text, wanted in zip(CLIPS, seen["texts"], heard.texts, strict=True):
+    for clip, text in zip(clips, seen["texts"], strict=True):
+        wanted = heard.texts[CLIPS.index(clip)]
         assert word_errors(wanted, text).wrong <= 1, (clip, text, wanted)  # the same number may be a word or digits
     assert not heard.llm.requests, "something was answered"
-    if client == "livekit" and turns == "client":  # the only one that speaks in real time
+    if in_real_time:
         assert sum(seen["interims"]) > 0

@@ -106,10 +106,18 @@ class Ears(PlayingEngine):
     def __init__(self, *turns: Sequence[Any]) -> None:
         super().__init__(**ASR)
         self.turns = iter(turns)
+        self._heard: dict[str, Sequence[Any]] = {}
+        #: How many turns it has begun with.
+        self.begun = 0
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        self.begun += 1
+        self._heard[request.request_id] = next(self.turns, ())  # it may end after one that began later
+        await super().act(request, out)
 
     def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         separator = ""
-        for step in next(self.turns, ()):
+        for step in self._heard.pop(request.request_id):
             yield TranscriptOutput(separator + step) if isinstance(step, str) else step
             separator = " " if isinstance(step, str) else separator
         yield Finished(FinishReason.STOP, Usage(input_audio_ms=100))

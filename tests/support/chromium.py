@@ -255,7 +255,7 @@ class DemoPage:
     async def interrupt_by_speech(self, speech: bytes, said: str, answer: str) -> None:
         """Opens the microphone during a long answer. What is said stops that, and gets an answer of its own."""
         await self.write("Count to twenty.")
-        await self.in_state("speaking")
+        await self.until_played(0.3)  # what is interrupted before it is heard is answered together with what follows
         await self.page.locator("#talk").click()
         await self.say(speech)
         await self.answered(turn=0, state="stopped")

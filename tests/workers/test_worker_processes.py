@@ -403,7 +403,7 @@ async def test_a_worker_that_hangs_is_told_and_replaced(hanging: WorkerServer) -
         while (found := await health(hanging))["status"] != "degraded":  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.05)
         assert found["workers"] == {"ready": 1, "wanted": 2, "hung": [serial]}
-        assert await mode_b_session(second)
+        await delete(hanging, await mode_b_session(second))
         await until_replaced(hanging, pid)
         assert await first.rest() == b""
         answer = await hanging.get(f"{SESSIONS}/{one}")
@@ -422,9 +422,10 @@ async def test_connections_for_a_worker_that_hangs_are_bounded(hanging: WorkerSe
                 client = await stack.enter_async_context(raw_client(hanging.port))
                 with contextlib.suppress(ConnectionError):
                     await client.send(request("GET", f"{SESSIONS}/{one}"))
-            assert await mode_b_session(second)  # which goes on meanwhile
+            more = await mode_b_session(second)  # which goes on meanwhile
             assert len(os.listdir(f"/proc/{hanging.process.pid}/fd")) <= before + 20 + MAX_TURNED_AWAY
         await until_replaced(hanging, pid)
+        await delete(hanging, more)
 
 
 async def test_a_worker_that_hangs_as_it_starts_is_replaced(hanging: WorkerServer) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from omni_ws.service.conversation.request_queue import WakeUp
 
 
+@pytest.mark.counts_passes
 async def test_a_waiter_wakes_when_it_is_set_even_if_it_is_cleared_at_once() -> None:
     wake_up = WakeUp()
     waiter = asyncio.create_task(wake_up.wait())

@@ -209,6 +209,7 @@ async def test_as_many_wait_as_sessions_are_about_to_go() -> None:
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.counts_passes
 async def test_who_waits_takes_a_slot_that_is_given_back_and_hears_of_the_end() -> None:
     admission = Admission(max_sessions=3)
     slots = [admission.take(None), admission.take(None)]

@@ -356,6 +356,7 @@ def named_by_order(messages: list[ServerMessage]) -> list[Any]:
     return found
 
 
+@pytest.mark.counts_passes
 @pytest.mark.parametrize(
     ("seed", "news"), [*((seed, False) for seed in [*range(20), 78, 114, 128]), *((seed, True) for seed in range(11))]
 )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import ModeBSession, create, text
 from support.part_engines import CountingEngine
@@ -67,6 +68,7 @@ async def test_a_session_that_another_server_has_is_a_conflict_to_be_tried_again
         assert await at(second, here).content() == content
 
 
+@pytest.mark.counts_passes  # the engine begins within a pass, and its pace counts from then on
 async def test_a_session_that_comes_back_at_the_pace_of_its_engine_is_cancelled_at_once(tmp_path: Path) -> None:
     kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
     idle = CountingEngine(gate=asyncio.Event())

@@ -145,6 +145,7 @@ def told(message: Any) -> Any:
     return type(message).__name__
 
 
+@pytest.mark.counts_passes
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: int) -> None:
     stays, moves = Wandering(seed, moves=False), Wandering(seed, moves=True)

@@ -351,12 +351,20 @@ async def test_who_waited_for_room_takes_nothing_with_a_token_of_before(
             await room(*arguments, **options)
 
         monkeypatch.setattr(admission, "room", waited_for)
-        before = query(client)
+        before, session_id = query(client), client.created["session_id"]
+
+        def tokens() -> tuple[bytes, ...]:
+            clear = shared.records[session_id].clear
+            assert clear is not None
+            return clear.tokens
+
+        (old,) = tokens()
         client.gone()
         async with native_client(full, query=before, greeted=False) as late:
             await waits.wait()
             async with resumed(second if where == "elsewhere" else first, client) as again:
                 await again.barrier()
+                await full.until(lambda: old not in tokens(), "the end of the token of before")
                 has_room.set()
                 assert (await late.error())["code"] == "resync_required"
                 await again.chunk("still here")

@@ -30,7 +30,8 @@ async def secret(server: LiveServer, path: str = PATH, **body: Any) -> str:
 def opened(server: LiveServer, value: str, query: str = "") -> connect:
     """A handshake as a page makes it."""
     protocols: Any = ["omni.v1+json", f"omni-api-key.{value}"]
-    return connect(server.websocket_url + query, proxy=None, subprotocols=protocols, close_timeout=2)
+    usual: Any = {"proxy": None, "close_timeout": 2, "ping_interval": None}
+    return connect(server.websocket_url + query, subprotocols=protocols, **usual)
 
 
 async def frame(connection: ClientConnection) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.part_engines import RetortEngine
+from support.until import until
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN
@@ -29,17 +30,32 @@ BEGINNING, END = quiet(96) + loud(320), quiet(640)
 NAME, QUESTION = "My name is Robert.", "What is my name?"
 
 
+class Speaker(NativeClient):
+    """Knows when the ASR has begun with a turn: it takes them in that order for those it is to hear."""
+
+    def __init__(self, client: NativeClient, ears: Ears) -> None:
+        super().__init__(client.connection)
+        self.created = client.created
+        self.ears = ears
+
+    async def stream_turn(self, audio: bytes, told: str) -> None:
+        begun = self.ears.begun
+        await stream(self, audio)
+        await self.until(told)
+        await until(lambda: self.ears.begun > begun)
+
+
 @contextlib.asynccontextmanager
 async def conversation(
     *turns: list[Any], llm: RetortEngine | None = None, config: dict[str, Any] | None = None, **fields: Any
-) -> AsyncIterator[tuple[LiveServer, NativeClient, RetortEngine]]:
+) -> AsyncIterator[tuple[LiveServer, Speaker, RetortEngine]]:
     """A session with turn detection over an ASR that hears ``turns``, and an LLM that repeats what it was told."""
-    llm = llm or RetortEngine(speech_in_history=False)
-    async with live_server(ComposedEngine(llm, asr=Ears(*turns)), expect_errors=True, **fields) as server:
+    llm, ears = llm or RetortEngine(speech_in_history=False), Ears(*turns)
+    async with live_server(ComposedEngine(llm, asr=ears), expect_errors=True, **fields) as server:
         server.app.sessions.speech_workers = InlineWorkers()
         async with native_client(server) as client:
             await client.configure(modalities=["text"], turn_detection={"type": "server_vad"}, **(config or {}))
-            yield server, client, llm
+            yield server, Speaker(client, ears), llm
 
 
 async def stream(client: NativeClient, audio: bytes) -> None:
@@ -47,16 +63,14 @@ async def stream(client: NativeClient, audio: bytes) -> None:
         await client.binary(audio[start : start + FRAME])
 
 
-async def speak(client: NativeClient) -> None:
+async def speak(client: Speaker) -> None:
     """A whole turn."""
-    await stream(client, BEGINNING + END)
-    await client.until("speech_stopped")
+    await client.stream_turn(BEGINNING + END, "speech_stopped")
 
 
-async def go_on(client: NativeClient) -> None:
+async def go_on(client: Speaker) -> None:
     """The beginning of the next turn."""
-    await stream(client, BEGINNING)
-    await client.until("speech_started")
+    await client.stream_turn(BEGINNING, "speech_started")
 
 
 def told(client: NativeClient) -> list[tuple[str, str]]:
@@ -148,6 +162,7 @@ async def test_the_words_of_a_cancelled_turn_follow_its_final() -> None:
     known = asyncio.Event()
     async with conversation([known.wait, NAME]) as (_, client, llm):
         await speak(client)
+        await client.until("response_started")
         await client.send("cancel")
         assert ((await client.answer()).reason, known.is_set()) == ("cancelled", False)
         await client.configure(turn_detection=None, overlap=None)
@@ -240,8 +255,11 @@ async def test_a_turn_that_the_engine_never_began_with_is_written_down() -> None
     async with conversation([NAME], [QUESTION], llm=Slow(speech_in_history=False)) as (_, client, llm):
         await client.say("hello")
         await client.until("output_chunk")
-        await speak(client)  # interrupts the answer
-        await go_on(client)
+        # A turn, which interrupts the answer, and another one: the ASR begins with neither.
+        await stream(client, BEGINNING + END)
+        await client.until("speech_stopped")
+        await stream(client, BEGINNING)
+        await client.until("speech_started")
         await client.barrier()
         assert len(llm.requests) == 1
         await stream(client, END)

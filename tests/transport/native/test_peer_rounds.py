@@ -93,6 +93,7 @@ async def test_who_goes_in_the_middle_of_a_round_is_not_looked_at() -> None:
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.counts_passes
 async def test_a_large_round_lets_others_in_between() -> None:
     rounds, begin = PeerRounds(SETTINGS), now()
     seen: list[int] = []

@@ -17,6 +17,7 @@ from support.inline_workers import HeldWorkers, inline
 from support.live_server import live_server
 from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, realtime_client, text_of
+from support.until import until
 
 from omni_ws.core.chunks import FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
@@ -458,18 +459,23 @@ async def test_answers_are_played_one_behind_the_other_by_the_clock() -> None:
 
 
 @contextlib.asynccontextmanager
-async def conversation(
-    *turns: list[Any], llm: RetortEngine | None = None, **session: Any
-) -> AsyncIterator[tuple[RealtimeClient, RetortEngine]]:
+async def conversation(*turns: list[Any], **session: Any) -> AsyncIterator[tuple[RealtimeClient, Ears]]:
     """A session over an ASR that hears ``turns``, and an LLM that repeats what it was told."""
-    llm = llm or RetortEngine(speech_in_history=False)
-    engine = ComposedEngine(llm, asr=Ears(*turns))
+    ears = Ears(*turns)
+    engine = ComposedEngine(RetortEngine(speech_in_history=False), asr=ears)
     async with (
         live_server(engine, expect_errors=True) as server,
         realtime_client(inline(server)) as client,
     ):
         await client.update(output_modalities=["text"], audio={"input": {**TRANSCRIBED, **session}})
-        yield client, llm
+        yield client, ears
+
+
+async def first_turn(client: RealtimeClient, ears: Ears) -> None:
+    """Until the ASR, which takes the turns as it begins with them, has begun."""
+    await speak(client)
+    await client.until("input_audio_buffer.speech_stopped")
+    await until(lambda: ears.begun == 1)
 
 
 def transcriptions(client: RealtimeClient) -> list[tuple[str, str, str | None]]:
@@ -488,9 +494,8 @@ def transcriptions(client: RealtimeClient) -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize("seconds", [1.0, 5.0], ids=["before its final", "late"])
 async def test_both_parts_are_transcribed_and_answered_as_one(seconds: float) -> None:
     known = asyncio.Event()
-    async with conversation([known.wait, "My name is Robert."], ["What is my name?"]) as (client, _):
-        await speak(client)
-        await client.until("input_audio_buffer.speech_stopped")
+    async with conversation([known.wait, "My name is Robert."], ["What is my name?"]) as (client, ears):
+        await first_turn(client, ears)
         await speak(client)
         asyncio.get_running_loop().call_later(seconds, known.set)
         while (response := await client.response())["status"] == "cancelled":
@@ -517,9 +522,8 @@ async def test_every_committed_item_is_told_how_its_transcription_ended(
     steps: list[Any], ended: tuple[str, str | None], late: bool
 ) -> None:
     known = asyncio.Event()
-    async with conversation([*steps[:-1], known.wait, *steps[-1:]], ["And?"]) as (client, _):
-        await speak(client)
-        await client.until("input_audio_buffer.speech_stopped")
+    async with conversation([*steps[:-1], known.wait, *steps[-1:]], ["And?"]) as (client, ears):
+        await first_turn(client, ears)
         await speak(client)
         asyncio.get_running_loop().call_later(5.0 if late else 1.0, known.set)
         while (await client.response())["status"] == "cancelled":
@@ -533,9 +537,8 @@ async def test_a_turn_that_waits_for_its_response_is_whole() -> None:
     detection = {"type": "server_vad", "create_response": False}
     known = asyncio.Event()
     turns: list[list[Any]] = [[known.wait, "My name is Robert."], ["What is my name?"]]
-    async with conversation(*turns, turn_detection=detection) as (client, _llm):
-        await speak(client)
-        await client.until("input_audio_buffer.speech_stopped")
+    async with conversation(*turns, turn_detection=detection) as (client, ears):
+        await first_turn(client, ears)
         await speak(client)
         await client.until("input_audio_buffer.speech_stopped")
         asyncio.get_running_loop().call_later(5.0, known.set)
