@@ -20,8 +20,7 @@ from omni_ws.engine_choice import live_backend
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
-from omni_ws.service.sessions.chats import Chats
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.factory import Chats, SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access

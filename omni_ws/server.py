@@ -349,14 +349,14 @@ async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
 
     async with AsyncExitStack() as running:
         if config.tracing:
-            from omni_ws.service.observing.tracing import RequestSpans, network_processor, tracer_provider
+            from omni_ws.service.observing.telemetry import RequestSpans, network_processor, tracer_provider
 
             provider = tracer_provider(network_processor())
             running.push_async_callback(asyncio.to_thread, provider.shutdown)
             spans = RequestSpans(provider.get_tracer("omni_ws", __version__), model=model)
             sessions.observers.add(spans, every_output=False)
         if config.otlp_metrics:
-            from omni_ws.service.observing.otlp_metrics import MetricsExport
+            from omni_ws.service.observing.telemetry import MetricsExport
 
             export = MetricsExport(sessions.metrics.families, model=model)
             await running.enter_async_context(_during(export.run(), name="metrics export"))

@@ -88,7 +88,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "cryptography": ("omni_ws.tools.lan_certificate", "omni_ws.service.store.sealing"),
     "redis": "omni_ws.service.store.redis_backend",
     "segno": ("omni_ws.tools.lan", "omni_ws.transport.routes.pages"),
-    "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
+    "opentelemetry": "omni_ws.service.observing.telemetry",
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.
     "json": ("omni_ws.engine.remote.answer_stream",),

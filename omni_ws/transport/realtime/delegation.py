@@ -26,7 +26,7 @@ from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniE
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import new_id
-from omni_ws.service.sessions.chats import Chat
+from omni_ws.service.sessions.factory import Chat
 from omni_ws.transport.realtime.items import Event, as_input
 from omni_ws.transport.realtime.live_delegations import delegation_created
 from omni_ws.wire.live_session import Delegation, ResponsesConfig, ResponsesDelegation

@@ -21,9 +21,8 @@ import orjson
 
 from omni_ws.calls.files import describe, summary, transcript, write_zip
 from omni_ws.calls.forking import can_fork, fork_point
-from omni_ws.calls.glance import glance
 from omni_ws.calls.lines import CallFolder, CallLines
-from omni_ws.calls.reading import CallReading
+from omni_ws.calls.reading import CallReading, glance
 from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import key_name
 from omni_ws.engine.threads import SoleThread, Work, run_work
