@@ -24,9 +24,8 @@ from omni_ws.service.sessions.factory import Chats, SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import Authenticator, ClientSecrets
 from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
-from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.keeper import ModeBKeeper

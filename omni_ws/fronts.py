@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from omni_ws.app import App
 from omni_ws.transport.http.application import FrontEnd
-from omni_ws.transport.mode_b.reader import ModeBReaders
-from omni_ws.transport.mode_b.routes import ModeBRoutes
+from omni_ws.transport.mode_b.routes import ModeBReaders, ModeBRoutes
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes
 from omni_ws.transport.realtime.live_endpoint import Live

@@ -40,7 +40,7 @@ from omni_ws.transport.http.hang_up import Connections, notice_dead_networks
 from omni_ws.workers.worker import Worker, join, unreachable_socket
 
 if TYPE_CHECKING:
-    from omni_ws.transport.grpc_salience.listener import GrpcListener
+    from omni_ws.transport.grpc_salience.servicer import GrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -431,13 +431,12 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
             )
         yield None
         return
-    from omni_ws.transport.grpc_salience import listener
-    from omni_ws.transport.grpc_salience.servicer import Salience
+    from omni_ws.transport.grpc_salience.servicer import Salience, listen, tls
 
     credentials = None
     if config.ssl_certfile is not None:
-        credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
-    async with listener.listen(
+        credentials = tls(config.ssl_certfile, config.ssl_keyfile)
+    async with listen(
         Salience(partial(token_sessions, app.sessions), app.authenticator, lambda: app.sessions.model),
         host=config.host,
         port=_grpc_port(config),

@@ -1,6 +1,7 @@
 """Scripts: timed lines to play to a server, the pace of playing, and the target server.
 
-A script has the lines of a recording (docs/recording.md), so each recording is a script."""
+A script has the lines of a recording (docs/recording.md), so each recording is a script.
+"""
 
 from __future__ import annotations
 

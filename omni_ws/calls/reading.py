@@ -1,7 +1,8 @@
 """CallReading: what one pass over a recording finds: when which sound was heard, the turns, and the list of frames.
 
 Of sound only the places in the file are kept, so that an hour of a call takes a few megabytes. The messages of each
-protocol are read by the method of the recording's kind; lines of the recorder itself are the same for all."""
+protocol are read by the method of the recording's kind; lines of the recorder itself are the same for all.
+"""
 
 from __future__ import annotations
 
@@ -592,7 +593,10 @@ class Glance(NamedTuple):
 
 @lru_cache(maxsize=_REMEMBERED)
 def glance(path: Path, size: int) -> Glance:
-    """Look through the first ``size`` bytes of a recording. Blocks; a file that is gone has no words and no turns."""
+    """Look through the first ``size`` bytes of a recording. Blocks; a file that is gone has no words and no turns.
+
+    Only the few lines that tell are decoded: sound takes most of the file.
+    """
     words, turns, read = None, 0, 0
     try:
         with path.open("rb", buffering=1 << 20) as file:

@@ -4,9 +4,14 @@ Notes have one fact a line. They stay as they are, so that what was said at the 
 only if they have become too long, they are made shorter. Their last line names topics, of which the newest are kept.
 
 **By rules** (``selected``), for a model that shares the cores of one machine: the user's own sentences that are worth
-keeping stand in quotation marks, and those with the least weight go when there are too many.
+keeping stand in quotation marks, and those with the least weight go when there are too many. (A small model that
+chooses lines takes all of them, and one that writes notes loses what it rewrites.) A sentence weighs more that tells of
+oneself, of what lasts (family, work, health, appointments, wishes, promises, corrections), and that has numbers, dates
+and names; less if it asks something, or only says what the user thinks of an answer. The words are in
+``worth_keeping.toml``, those of all languages in one: which language a typed text has is not known.
 
-**By a model**, in portions of a few turns, in which it finds more than in a long text."""
+**By a model**, in portions of a few turns, in which it finds more than in a long text.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 The rules are those for media by URL (``transport.http.media_fetch``), as a client names the server: the operator has
 to list its host (``realtime.mcp_servers``), the host is resolved once for a connection, which goes to that very
 address, the address is public or listed itself, redirects are not followed, and neither proxies nor credentials of the
-environment are used. What a server sends is bounded: the bytes of a response, and each event."""
+environment are used. What a server sends is bounded: the bytes of a response, and each event.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Requests as spans of OpenTelemetry, and the server's metrics by OTLP over HTTP.
 
 Imported only if one of them is on: it needs the extra ``otel``. OpenTelemetry's environment variables configure the
-exporters."""
+exporters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SessionFactory, which opens the sessions of a server and owns what they share."""
+"""SessionFactory, which opens the sessions of a server and owns what they share; and the chats beside a session."""
 
 from __future__ import annotations
 

@@ -32,9 +32,16 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator, presented_key
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    NATIVE,
+    Authenticator,
+    ClientSecret,
+    ClientSecrets,
+    issued,
+    presented_key,
+)
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, NATIVE, ClientSecret, ClientSecrets, issued
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 from msgspec.json import encode
 from websockets.frames import CloseCode
 
@@ -29,6 +29,7 @@ from omni_ws.service.conversation.messages import InputHeard, RequestWarning, Se
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, StreamConnection
@@ -56,6 +57,7 @@ from omni_ws.wire.frames import (
 )
 from omni_ws.wire.history_items import FIELD as HISTORY_ITEMS
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     HistoryTruncatedFrame,
     InputAckFrame,
     OutputChunkFrame,
@@ -541,3 +543,12 @@ def usage_fields(usage: Usage) -> UsageFields:
         input_after_start_bytes=usage.input_after_start_bytes,
         cached_tokens=unset(usage.cached_tokens),
     )
+
+
+def record_message(recording: SessionRecording | None, message: ServerMessage) -> None:
+    """Record a message of a session that is recorded. The sound in it is left out: the connection's own has it."""
+    if recording is None or isinstance(message, InputHeard | BackchannelFrame):
+        return
+    if isinstance(message, OutputChunk) and message.modality is OutputModality.AUDIO:
+        message = structs.replace(message, payload=b"")
+    recording.told(encode_message(message, binary_audio=False)[0])

@@ -11,9 +11,8 @@ import msgspec
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import MAX_BODY_BYTES, Authenticator, ClientSecret, ClientSecrets, issued
 from omni_ws.transport.http.application import FrontEnd, Router
-from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, issued
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.wire.realtime_events import read

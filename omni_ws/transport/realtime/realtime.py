@@ -36,8 +36,7 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
-from omni_ws.transport.realtime.effects import Effects, abilities_of
-from omni_ws.transport.realtime.field_names import naming
+from omni_ws.transport.realtime.effects import Effects, abilities_of, naming
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
@@ -52,9 +51,8 @@ from omni_ws.transport.realtime.items import (
     spoken_item,
     transcription_event,
 )
-from omni_ws.transport.realtime.kept import KeptRealtime
+from omni_ws.transport.realtime.kept import KeptRealtime, SavedRealtime
 from omni_ws.transport.realtime.mcp_items import McpItems
-from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field

@@ -29,13 +29,12 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
-from omni_ws.transport.http.access import Authenticator, presented_key
+from omni_ws.transport.http.access import Authenticator, ClientSecrets, presented_key
 from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.telling import record_message
+from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,
@@ -43,13 +42,13 @@ from omni_ws.transport.realtime.kept import (
     TOKEN,
     ConversationRecord,
     KeptConversation,
+    SavedRealtime,
     begin_record,
     new_token,
     take_realtime,
 )
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect

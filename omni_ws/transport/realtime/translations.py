@@ -14,9 +14,15 @@ from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.transport.http.access import Authenticator, presented_key
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    Authenticator,
+    ClientSecret,
+    ClientSecrets,
+    issued,
+    presented_key,
+)
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, issued
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
@@ -29,8 +35,7 @@ from omni_ws.transport.realtime.translation import (
     translation_settings,
 )
 from omni_ws.wire.realtime_events import read
-from omni_ws.wire.realtime_session import read_client_secret
-from omni_ws.wire.translation_session import TranslationFields, merged_translation, translation_object
+from omni_ws.wire.realtime_session import TranslationFields, merged_translation, read_client_secret, translation_object
 
 TRANSLATIONS_PATH: Final = "/v1/realtime/translations"
 TRANSLATION_SECRETS_PATH: Final = "/v1/realtime/translations/client_secrets"

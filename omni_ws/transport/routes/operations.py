@@ -33,9 +33,8 @@ from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, Pr
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.service.store.session_store import SessionStore
-from omni_ws.transport.http.access import Authenticator, is_allowed_origin, presented_key
+from omni_ws.transport.http.access import NATIVE, Authenticator, ClientSecrets, is_allowed_origin, presented_key
 from omni_ws.transport.http.application import FrontEnd, Router
-from omni_ws.transport.http.client_secrets import NATIVE, ClientSecrets
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 

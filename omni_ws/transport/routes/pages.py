@@ -17,8 +17,7 @@ from omni_ws.transport.http.access import Authenticator, is_allowed_origin, pres
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
-from omni_ws.web.one_file import one_file
-from omni_ws.web.shared_page import shared_page
+from omni_ws.web.one_file import one_file, shared_page
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {

@@ -27,9 +27,8 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import Authenticator, ClientSecrets
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection

@@ -36,7 +36,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import SoleConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.telling import record_message
+from omni_ws.transport.native.session import record_message
 from omni_ws.transport.wyoming.answers import (
     SOUND,
     SatelliteTurn,
@@ -44,8 +44,11 @@ from omni_ws.transport.wyoming.answers import (
     TextAnswered,
     TextToSpeech,
     WyomingAnswer,
+    check_program,
+    check_recogniser,
+    describe_services,
+    voice_of,
 )
-from omni_ws.transport.wyoming.info import check_program, check_recogniser, describe_services, voice_of
 from omni_ws.transport.wyoming.link import WyomingLink
 from omni_ws.transport.wyoming.talks import Talks
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
