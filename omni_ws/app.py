@@ -29,7 +29,7 @@ from omni_ws.transport.http.application import Application, FrontEnd, Router, Se
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.keeper import ModeBKeeper
-from omni_ws.transport.mode_b.routes import SESSIONS_PATH
+from omni_ws.transport.mode_b.routes import SESSIONS_PATH, ModeBReaders, ModeBRoutes
 from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.recording.recordings import HttpRecordings
 
@@ -163,3 +163,14 @@ class App(Application):
             await self.sessions.daily_use_file.close()
         self.sessions.speech_workers.close()
         await self.profiling.close()
+
+
+# The front ends of Mode B, which share its sessions: their entry points.
+
+
+def mode_b(app: App) -> FrontEnd:
+    return ModeBRoutes(app, app.mode_b)
+
+
+def mode_b_readers(app: App) -> FrontEnd:
+    return ModeBReaders(app, app.mode_b, app.recordings)

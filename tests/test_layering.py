@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE_SEC
 
+from omni_ws.config.plugins import FRONTS, OWN
+
 PACKAGE = Path(__file__).parents[1] / "omni_ws"
 
 #: The floor of a module is that of the longest name here that it begins with.
@@ -38,7 +40,6 @@ FLOORS = {
     "omni_ws.client": 5,
     "omni_ws.generated": 5,
     "omni_ws.app": 6,
-    "omni_ws.fronts": 6,
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
     "omni_ws.cli": 6,
@@ -296,7 +297,8 @@ def test_modules_and_functions_are_small() -> None:
 
 def test_importing_the_server_loads_nothing_heavy() -> None:
     """One after the other, in one process: what none of them loads, all of them do not."""
-    modules = ("omni_ws.engine.base", "omni_ws.cli", "omni_ws.fronts", "omni_ws.server")
+    fronts = dict.fromkeys(place.partition(":")[0] for place in OWN[FRONTS].values())
+    modules = ("omni_ws.engine.base", "omni_ws.cli", *fronts, "omni_ws.server")
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
     heavy += ["opentelemetry", "mcp", "httpx2", "redis", "cryptography", "sqlite3"]
     program = f"""

@@ -25,7 +25,6 @@ from websockets.frames import CloseCode
 
 from omni_ws.audio.container import wav_header
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import InputState
@@ -50,9 +49,7 @@ from omni_ws.service.conversation.openai_requests import (
     ended_on_error,
     prepare_answer,
 )
-from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
+from omni_ws.transport.http.application import Application, FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import HttpRequest, error_object
 from omni_ws.transport.mode_b.keeper import ModeBKeeper
@@ -80,12 +77,10 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 class ModeBRoutes(FrontEnd):
     """The front end with the handlers of Mode B."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, keeper: ModeBKeeper) -> None:
-        self._sessions = sessions
-        self._authenticator = authenticator
+    def __init__(self, app: Application, keeper: ModeBKeeper) -> None:
+        super().__init__(app)
         self._keeper = keeper
         self._registry = keeper.registry
-        self._config = sessions.config
 
     def register(self, router: Router) -> None:
         one = f"{SESSIONS_PATH}/{{id}}"
@@ -481,16 +476,10 @@ _INPUT_REFUSED: Final = "this connection only reads the session's answer and doe
 class ModeBReaders(FrontEnd):
     """The front end of WebSockets that read the answers of Mode B sessions."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        authenticator: Authenticator,
-        keeper: ModeBKeeper,
-        recordings: HttpRecordings | None = None,
-    ) -> None:
+    def __init__(self, app: Application, keeper: ModeBKeeper, recordings: HttpRecordings | None) -> None:
+        super().__init__(app)
         self._recordings = recordings
-        self._streaming = config.streaming_input
-        self._authenticator = authenticator
+        self._streaming = self._config.streaming_input
         self._keeper = keeper
 
     def register(self, router: Router) -> None:

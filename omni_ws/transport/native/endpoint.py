@@ -28,20 +28,17 @@ from omni_ws.errors import (
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import (
     MAX_BODY_BYTES,
     NATIVE,
-    Authenticator,
     ClientSecret,
-    ClientSecrets,
     issued,
     presented_key,
 )
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
@@ -107,21 +104,12 @@ class Return:
 class StreamingInput(SessionFrontEnd):
     """The front end of the native WebSocket: accepts handshakes, and attaches each connection to its session."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
-        grace = sessions.config.streaming_input.resume_grace_sec
-        super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace, store=sessions.store))
-        self._recorder = recorder
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
+    def __init__(self, app: Application) -> None:
+        sessions, streaming = app.sessions, app.sessions.config.streaming_input
+        live = Sessions(sessions, origin=Origin.WEBSOCKET, grace=streaming.resume_grace_sec, store=sessions.store)
+        super().__init__(app, live)
         self._ack_clock = AcknowledgementClock()
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        self._keep_alive = KeepAliveSettings.configured(streaming)
         self._rounds = PeerRounds(self._keep_alive)
 
     def register(self, router: Router) -> None:
@@ -134,12 +122,12 @@ class StreamingInput(SessionFrontEnd):
         metrics.sessions_away.set_function(lambda: self.sessions_away)
 
     async def _without_upgrade(self, exchange: HttpExchange) -> None:
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         await needs_upgrade(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         key, bound = self._identify(request)
         returning = _returning(request)
         refusal: OmniError | None = None
@@ -151,7 +139,7 @@ class StreamingInput(SessionFrontEnd):
                 StreamConnection,
                 input_pace=self._sessions.admission.input_pace(key),
                 budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+                write_timeout=self._config.streaming_input.write_timeout_sec,
             ),
             serve=partial(
                 self._serve,
@@ -164,7 +152,7 @@ class StreamingInput(SessionFrontEnd):
             ),
             subprotocol=subprotocol,
             route=NATIVE_PATH,
-            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+            max_size=max_frame_bytes(self._config.streaming_input.max_chunk_bytes),
         )
 
     def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, Mapping[str, Any]]:
@@ -184,7 +172,7 @@ class StreamingInput(SessionFrontEnd):
 
         Raises Unauthenticated, RateLimited if the key has too many, and the error of fields that are not accepted.
         """
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()
         fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
@@ -314,7 +302,7 @@ class StreamingInput(SessionFrontEnd):
 
     async def delete(self, exchange: HttpExchange) -> None:
         """End a session, wherever it is, and delete what is kept of it."""
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         request = exchange.request
         key = self._authenticator.authenticate(request)
         session_id = exchange.path_parameters["id"]
@@ -330,7 +318,7 @@ class StreamingInput(SessionFrontEnd):
 
     def _created(self, session: Session) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective
-        streaming = self._sessions.config.streaming_input
+        streaming = self._config.streaming_input
         return SessionCreatedFrame(
             session_id=session.session_id,
             resume_token=session.new_token(),

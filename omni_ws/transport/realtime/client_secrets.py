@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.service.failure import new_id
-from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET
-from omni_ws.transport.http.access import MAX_BODY_BYTES, Authenticator, ClientSecret, ClientSecrets, issued
-from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.transport.http.access import MAX_BODY_BYTES, ClientSecret, issued
+from omni_ws.transport.http.application import Application, FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.wire.realtime_events import read
@@ -30,12 +30,10 @@ CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
 class ClientSecretRoutes(FrontEnd):
     """The front end that creates client secrets. If keys are configured, it needs a key: a secret does not do."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        if sessions.group is not None:
-            sessions.group.on(KNOW_SECRET, self._know)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        if app.sessions.group is not None:
+            app.sessions.group.on(KNOW_SECRET, self._know)
 
     async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
         """Keep a secret that another worker made: the Unix time of its expiry, its digest, and the secret."""
@@ -43,7 +41,7 @@ class ClientSecretRoutes(FrontEnd):
         self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("POST", CLIENT_SECRETS_PATH, self.create)
 
     async def create(self, exchange: HttpExchange) -> None:

@@ -10,12 +10,9 @@ from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import ORDERLY_ENDS, InvalidFrame, InvalidRequest, OmniError
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.service.store.session_store import SessionStore
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -36,18 +33,13 @@ LIVE_ORIGIN: Final = "live"
 class Live(SessionFrontEnd):
     """The front end of the Live API: accepts the handshakes of its clients, and opens a session for each."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         # A session ends with its connection.
-        super().__init__(Sessions(sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        super().__init__(app, Sessions(app.sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
+        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", LIVE_PATH, needs_upgrade)
             router.add_websocket(LIVE_PATH, self.upgrade)
             router.add("GET", FORK_PATH, needs_upgrade)

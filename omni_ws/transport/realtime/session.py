@@ -25,12 +25,18 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, ClientSecrets, presented_key
-from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import (
+    Application,
+    Router,
+    ServeConnection,
+    SessionFrontEnd,
+    UpgradeDecision,
+    needs_upgrade,
+)
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -143,23 +149,13 @@ async def serve_session(
 class Realtime(SessionFrontEnd):
     """The front end of the Realtime API: accepts the handshakes of its clients, and opens a session for each."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         # These clients do not resume: a session ends with its connection.
-        super().__init__(Sessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        super().__init__(app, Sessions(app.sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
+        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", REALTIME_PATH, needs_upgrade)
             router.add_websocket(REALTIME_PATH, self.upgrade, takes=lambda request: CALL_ID not in request.query)
 

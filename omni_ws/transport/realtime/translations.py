@@ -12,17 +12,15 @@ import msgspec
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.failure import new_id
-from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.http.access import (
     MAX_BODY_BYTES,
-    Authenticator,
     ClientSecret,
-    ClientSecrets,
     issued,
     presented_key,
 )
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
@@ -50,15 +48,12 @@ TRANSLATION: Final = "translation"
 class Translations(SessionFrontEnd):
     """The front end of translation sessions: accepts their handshakes, and creates client secrets for them."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
-        super().__init__(Sessions(sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
+        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", TRANSLATIONS_PATH, needs_upgrade)
             router.add_websocket(TRANSLATIONS_PATH, self.upgrade)
             router.add("POST", TRANSLATION_SECRETS_PATH, self.create_secret)

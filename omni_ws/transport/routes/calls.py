@@ -49,10 +49,9 @@ from omni_ws.errors import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.given_history import check_history, give_history
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.recording.recorder import ConnectionRecording, Recorder
-from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.transport.http.access import Authenticator, is_allowed_origin
-from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.service.recording.recorder import ConnectionRecording
+from omni_ws.transport.http.access import is_allowed_origin
+from omni_ws.transport.http.application import Application, FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.session import record_message
@@ -108,15 +107,14 @@ class CallForks(GenerationRoutes):
     The new call is recorded as if the sound of both sides had come over tracks.
     """
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None) -> None:
-        super().__init__(sessions, authenticator)
-        self._recorder = recorder
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
         self._is_busy = False
 
     @property
     def voices(self) -> list[str]:
         """The voices that a fork may have."""
-        return list(self.sessions.engine.capabilities.voices)
+        return list(self._sessions.engine.capabilities.voices)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -255,13 +253,11 @@ class _File:
 class CallRoutes(FrontEnd):
     """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Any worker serves the calls of all."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
-        record = sessions.config.record
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        record = self._config.record
         self._folder = None if record is None else CallFolder(record)
-        self._authenticator = authenticator
-        self._forks = CallForks(sessions, authenticator, recorder)
+        self._forks = CallForks(app)
         #: A long call takes seconds: one is read at a time, also when the client that asked for it is gone.
         self._thread = SoleThread("recordings")
         #: By the recording and its size, the sound that was made; that which was asked for last at the end.

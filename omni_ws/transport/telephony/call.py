@@ -18,10 +18,8 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioFormat, FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, StartTrigger
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import SessionFrontEnd
+from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import record_message
@@ -141,10 +139,8 @@ MAX_KEYS: Final = 32
 class PhoneCalls(SessionFrontEnd):
     """Base class of front ends for calls, which open a session for each call. Callers do not resume sessions."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._authenticator = authenticator
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=TELEPHONY_ORIGIN, grace=0))
         #: Of each connection that waits for its call to begin, the function that refuses it.
         self._openings: set[Callable[[OmniError], None]] = set()
 
@@ -157,7 +153,7 @@ class PhoneCalls(SessionFrontEnd):
         try:
             session.conversation.configure(
                 {
-                    "input_audio": {**audio, "echo": "server" if self._sessions.config.telephony.cancel_echo else None},
+                    "input_audio": {**audio, "echo": "server" if self._config.telephony.cancel_echo else None},
                     "output_audio": audio,
                     "modalities": ["text", "audio"],  # the text is for the history
                     "turn_detection": {**self._turns, "duck": True},
@@ -171,7 +167,7 @@ class PhoneCalls(SessionFrontEnd):
 
     @property
     def _turns(self) -> dict[str, Any]:
-        murmurs = self._sessions.config.telephony.backchannel
+        murmurs = self._config.telephony.backchannel
         if murmurs and "semantic_vad" in self._sessions.speech_workers.turn_detection_types:
             return {"type": "semantic_vad", "backchannel": True}
         return {"type": "server_vad"}

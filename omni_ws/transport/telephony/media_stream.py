@@ -32,11 +32,9 @@ from omni_ws.errors import (
 )
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.application import Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
+from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -59,15 +57,12 @@ _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPL
 class TelephonyStreams(PhoneCalls):
     """The front end of telephony gateways: accepts their handshakes, and opens a session for each stream."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(sessions, authenticator)
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.telephony.enabled:
+        if self._config.telephony.enabled:
             router.add("GET", TELEPHONY_PATH, needs_upgrade)
             router.add_websocket(TELEPHONY_PATH, self.upgrade)
 
@@ -82,7 +77,7 @@ class TelephonyStreams(PhoneCalls):
                 StreamConnection,
                 input_pace=self._sessions.admission.input_pace(key) if presents_key else None,
                 budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+                write_timeout=self._config.streaming_input.write_timeout_sec,
             ),
             serve=partial(self._serve, client=request.client, key=key, presents_key=presents_key),
             route=TELEPHONY_PATH,
@@ -96,7 +91,7 @@ class TelephonyStreams(PhoneCalls):
         opening = StreamOpening(connection)
         self._openings.add(opening.refuse)
         try:
-            start = await opening.wait(self._sessions.config.http.header_timeout_sec)
+            start = await opening.wait(self._config.http.header_timeout_sec)
             if start is None:
                 return
             if not presents_key:
@@ -113,7 +108,7 @@ class TelephonyStreams(PhoneCalls):
         begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
-        sounds = self._sessions.config.telephony.thinking_sound
+        sounds = self._config.telephony.thinking_sound
         call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive, thinking_sound=sounds)
         behind = opening.behind
         del start, given, opening  # with all parameters of the call, which it does not need

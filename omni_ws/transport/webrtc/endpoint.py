@@ -24,11 +24,8 @@ from omni_ws.errors import (
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator, ClientSecrets
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
@@ -83,25 +80,14 @@ _Make: TypeAlias = "Callable[[Session, CallChannel], Call]"
 class WebrtcCalls(SessionFrontEnd):
     """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
-        super().__init__(Sessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._recorder = recorder
-        self._config = sessions.config.webrtc
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
+        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
         #: By id.
         self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:
-        if not self._sessions.config.streaming_input.enabled:
+        if not self._config.streaming_input.enabled:
             return
         router.add("POST", CALLS_PATH, self.create)
         router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
@@ -232,7 +218,7 @@ class WebrtcCalls(SessionFrontEnd):
     # all calls
 
     def _check_served(self) -> None:
-        if not self._config.enabled:
+        if not self._config.webrtc.enabled:
             raise WebrtcOff("WebRTC is switched off here (webrtc.enabled); use the WebSocket /v1/realtime")
         if not self._sessions.takes_calls:
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
@@ -267,17 +253,17 @@ class WebrtcCalls(SessionFrontEnd):
         """Create the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, answer_offer, new_peer
 
-        peer = new_peer(self._config)
+        peer = new_peer(self._config.webrtc)
         channel = CallChannel(
             peer,
             budget=session.conversation.account,
             input_pace=self._sessions.admission.input_pace(key),
-            write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+            write_timeout=self._config.streaming_input.write_timeout_sec,
         )
         call: Call | None = None
         try:
             call = make(session, recorded_channel(channel, session.recording, LIVE_PATH if live else CALLS_PATH))
-            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
+            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config.webrtc)
         except BaseException:
             await peer.close()
             if call is not None:

@@ -187,7 +187,10 @@ class Server:
             max_age_sec=86_400,
             max_bytes=1 << 30,
         )
-        self.front = StreamingInput(self.factory, Authenticator(()), ClientSecrets())
+        app: Any = SimpleNamespace(
+            sessions=self.factory, authenticator=Authenticator(()), secrets=ClientSecrets(), recorder=None
+        )
+        self.front = StreamingInput(app)
         self._served: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
