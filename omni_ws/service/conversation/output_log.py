@@ -55,13 +55,6 @@ class Attachment:
     def time_is_up(self, error: OmniError) -> None:
         """Called with the error of a client that was silent, left a gap open, or did not read for too long."""
 
-    def saved(self) -> bytes:
-        """Return the attachment's own state, with which another one of its kind can go on. May be called often.
-
-        Empty if there is none, or if the session cannot be moved to another server.
-        """
-        return b""
-
     def replaced(self) -> None:
         """Called when another connection has taken over the session."""
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import SavedError
-from omni_ws.transport.realtime.items import Numbered, Turn, spoken_item
+from omni_ws.transport.realtime.items import Turn, spoken_item
 
 
 class AfterAudio:
@@ -32,11 +29,6 @@ class AfterAudio:
         self.waiting.append((kind, event_id))
         self._wait()
 
-    def wait_again(self) -> None:
-        """Wait anew for all events, in a session that was restored."""
-        for _ in range(len(self.waiting)):
-            self._wait()
-
     def go_on(self) -> None:
         """Handle the next event, as the audio before it was heard. Raises what ``handle`` raises."""
         self._handle(*self.waiting.popleft())
@@ -47,15 +39,6 @@ class AfterAudio:
             listener.mark()
         else:
             self.go_on()
-
-
-class SavedDictation(Struct, kw_only=True):
-    """A Dictation in a form that can be written to bytes; ``turn`` is the number of the turn that is open."""
-
-    turn: int
-    size: int
-    ended: bool
-    error: SavedError | None
 
 
 class Dictation:
@@ -108,15 +91,3 @@ class Dictation:
             if turn.item.request_id is not None:
                 self._conversation.cancel(turn.item.request_id)
             self.finish()
-
-    def saved(self, turns: Numbered[Turn]) -> SavedDictation | None:
-        """Return the state; None before the first audio."""
-        if self.turn is None:
-            return None
-        error = None if self.error is None else SavedError.of(self.error)
-        return SavedDictation(turn=turns.number(self.turn), size=self.size, ended=self.ended, error=error)
-
-    def restore(self, saved: SavedDictation, turns: list[Turn]) -> None:
-        """Restore the state. Raises IndexError or KeyError for what ``saved`` did not return."""
-        self.turn, self.size, self.ended = turns[saved.turn], saved.size, saved.ended
-        self.error = None if saved.error is None else saved.error.restored()

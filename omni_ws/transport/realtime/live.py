@@ -216,9 +216,6 @@ class LiveDialect:
         """Return whether the client has been sent this error."""
         return self._reported is error
 
-    def saved(self) -> None:
-        """Return nothing: a Live session cannot be continued in another server."""
-
     def kept(self) -> KeptLive:
         """Return what a fork of the session begins with. It must have started."""
         self.remember()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from msgspec import msgpack, structs, to_builtins
+from msgspec import structs, to_builtins
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -27,7 +27,7 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.records import held_elsewhere
-from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator, ClientSecrets, presented_key
 from omni_ws.transport.http.application import (
     Application,
@@ -48,7 +48,6 @@ from omni_ws.transport.realtime.kept import (
     TOKEN,
     ConversationRecord,
     KeptConversation,
-    SavedRealtime,
     begin_record,
     new_token,
     take_realtime,
@@ -57,7 +56,7 @@ from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.realtime.translation import TranslationDialect
-from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
+from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
@@ -246,22 +245,6 @@ def write_event(connection: SoleLink, event: Event) -> int:
     return len(data)
 
 
-def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDialect | VllmDialect:
-    """Return the dialect of a session that was restored, for its new connection.
-
-    Raises SessionNotFound if the saved state is not supported here, and EngineOverloaded. The session ends then.
-    """
-    try:
-        with refused_as_not_found():
-            saved: SavedRealtime | SavedVllm = msgpack.decode(session.of_attachment, type=SavedRealtime | SavedVllm)
-            if isinstance(saved, SavedVllm):
-                return VllmDialect(session.conversation, saved)
-            return RealtimeDialect(session, factory, saved.session, saved=saved)
-    except OmniError:
-        session.end(None)
-        raise
-
-
 class RealtimeConnection(SoleConnection):
     """The connection of a Realtime session: receives and sends events; a FrameReceiver and an Attachment.
 
@@ -285,7 +268,7 @@ class RealtimeConnection(SoleConnection):
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
         self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
-        #: Whether the dialect is known: from the route, from the client's first event, or from a restored session.
+        #: Whether the dialect is known: from the route, or from the client's first event.
         self._dialect_known = not self._created or isinstance(dialect, TranslationDialect)
         self._observed = session.conversation.observed
         #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
@@ -349,10 +332,6 @@ class RealtimeConnection(SoleConnection):
                 return
         if not self._dialect.reported(error):
             self._send([self._dialect.error(error)])
-
-    def saved(self) -> bytes:
-        state = self._dialect.saved()
-        return b"" if state is None else msgpack.encode(state)
 
     def connection_closing(self) -> None:
         self._emptied.set()

@@ -144,9 +144,6 @@ class TranslationDialect:
         """Return whether the client has been sent this error."""
         return self._reported is error
 
-    def saved(self) -> None:
-        """Return nothing: the session ends with its server."""
-
     def close(self) -> None:
         """Release all bytes that are charged to the session."""
         self._expiry.cancel()
