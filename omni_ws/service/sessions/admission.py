@@ -120,7 +120,7 @@ class Admission:
         self._taken: set[Slot] = set()
         #: The slots that are lent, oldest first.
         self._lent: dict[Slot, None] = {}
-        self._counts: SlotCounts = counts or OwnSlotCounts()
+        self._counts = counts or SlotCounts()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
         self._no_sessions = asyncio.Event()
@@ -397,59 +397,45 @@ def _now() -> float:
 # Counts of the slots that sessions have taken, by holder.
 
 
-class SlotCounts(Protocol):
-    """Counts of the taken slots of the whole server. The holder None counts against the server alone."""
+class SlotCounts:
+    """Counts of the taken slots of a server that is a single process; base class of those of several.
+
+    The holder None counts against the server alone.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._held: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
         """The number of slots that are taken."""
-        ...
+        return self._total
 
     def held(self, holder: str) -> int:
         """Return how many slots ``holder`` has."""
-        ...
-
-    def holders(self, beside: str) -> int:
-        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
-        ...
-
-    def add(self, holder: str | None) -> None:
-        """Count a slot that this process has given to ``holder``."""
-
-    def remove(self, holder: str | None) -> None:
-        """Undo ``add``: a slot of ``holder`` was released."""
-
-    def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
-        ...
-
-
-class OwnSlotCounts:
-    """The SlotCounts of a server that is a single process."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._held: Counter[str] = Counter()
-
-    def held(self, holder: str) -> int:
         return self._held[holder]
 
     def holders(self, beside: str) -> int:
+        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
         return len(self._held.keys() | {beside})
 
     def add(self, holder: str | None) -> None:
-        self.total += 1
+        """Count a slot that this process has given to ``holder``."""
+        self._total += 1
         if holder is not None:
             self._held[holder] += 1
 
     def remove(self, holder: str | None) -> None:
-        self.total -= 1
+        """Undo ``add``: a slot of ``holder`` was released."""
+        self._total -= 1
         if holder is not None:
             self._held[holder] -= 1
             if not self._held[holder]:
                 del self._held[holder]
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
+        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
         return TokenBucket(rate=rate, capacity=capacity, now=now)
 
 
