@@ -34,7 +34,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "streaming_input": "omni_ws.transport.native.endpoint:StreamingInput",
         "realtime": "omni_ws.transport.realtime.session:Realtime",
         "live": "omni_ws.transport.realtime.live_endpoint:Live",
-        "client_secrets": "omni_ws.transport.realtime.client_secrets:ClientSecretRoutes",
+        "client_secrets": "omni_ws.transport.realtime.session:ClientSecretRoutes",
         "translations": "omni_ws.transport.realtime.translations:Translations",
         "webrtc": "omni_ws.transport.webrtc.endpoint:WebrtcCalls",
         "telephony": "omni_ws.transport.telephony.media_stream:TelephonyStreams",

@@ -25,9 +25,9 @@ from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TranscriptOutput
 from omni_ws.errors import EngineFailed
 from omni_ws.scenarios.call import CallTools
+from omni_ws.scenarios.command import RunOptions, ScenarioResult, run_all
 from omni_ws.scenarios.form import ScenarioFile, parse
 from omni_ws.scenarios.judge import ChatModel, NoJudge
-from omni_ws.scenarios.running import RunOptions, ScenarioResult, run_all
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, recording
 from omni_ws.wire.recording import ReceivedLine
 

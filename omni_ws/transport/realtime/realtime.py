@@ -35,10 +35,11 @@ from omni_ws.service.conversation.messages import InputHeard, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
 from omni_ws.transport.realtime.effects import Effects, abilities_of, naming
 from omni_ws.transport.realtime.items import (
+    AfterAudio,
     ConversationItems,
+    Dictation,
     Event,
     RealtimeResponse,
     Turn,

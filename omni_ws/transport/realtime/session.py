@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from msgspec import structs, to_builtins
 from websockets.frames import CloseCode
 
@@ -25,22 +27,33 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator, ClientSecrets, presented_key
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    Authenticator,
+    ClientSecret,
+    ClientSecrets,
+    issued,
+    presented_key,
+)
 from omni_ws.transport.http.application import (
     Application,
+    FrontEnd,
     Router,
     ServeConnection,
     SessionFrontEnd,
     UpgradeDecision,
     needs_upgrade,
 )
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import record_message
+from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,
@@ -59,8 +72,14 @@ from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
-from omni_ws.wire.realtime_session import SessionFields, merged_session
+from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event, read
+from omni_ws.wire.realtime_session import (
+    SessionFields,
+    merged_session,
+    read_client_secret,
+    session_config,
+    session_object,
+)
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
@@ -448,3 +467,49 @@ class RealtimeConnection(SoleConnection):
 
     def _write(self, event: Event) -> None:
         write_event(self._connection, event)
+
+
+CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
+
+
+class ClientSecretRoutes(FrontEnd):
+    """The front end that creates client secrets. If keys are configured, it needs a key: a secret does not do."""
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        if app.sessions.group is not None:
+            app.sessions.group.on(KNOW_SECRET, self._know)
+
+    async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
+        """Keep a secret that another worker made: the Unix time of its expiry, its digest, and the secret."""
+        expires_at, digest, secret = made
+        self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
+
+    def register(self, router: Router) -> None:
+        if self._config.streaming_input.enabled:
+            router.add("POST", CLIENT_SECRETS_PATH, self.create)
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Create a secret.
+
+        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of session settings
+        that are not accepted.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        given = body.session or {}
+        if given.get("model") is not None:
+            self._sessions.any_model.check(read(given["model"], str, "session.model"))
+        session = merged_session(SessionFields(), given)
+        shown = self._shown(session)
+        secret = ClientSecret(key=key, session=msgspec.json.encode(session))
+        told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
+        await exchange.respond_json(200, {**told, "session": shown}, [("Cache-Control", "no-store")])
+
+    def _shown(self, session: SessionFields) -> dict[str, Any]:
+        """Return the session object of ``session.created`` for these settings."""
+        configuration = self._sessions.configuration(STREAM_FORMATS, any_model=True)
+        config = configuration.apply(session_config(session, abilities_of(self._sessions)))
+        return session_object(session, config, session_id=new_id("sess_"))
