@@ -43,7 +43,7 @@ from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowCon
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAlive, PeerRounds
 
 try:
     from websockets.speedups import apply_mask
@@ -646,8 +646,7 @@ class WatchedPeer(ABC):
 
     _connection: SoleLink
     _keep_alive: KeepAlive
-    _loop: asyncio.AbstractEventLoop
-    _timer: asyncio.TimerHandle | None
+    _rounds: PeerRounds
 
     @property
     @abstractmethod
@@ -659,26 +658,24 @@ class WatchedPeer(ABC):
         """Note that the peer is gone."""
 
     def _watch_peer(self) -> None:
-        """Set the timer that checks the peer, for when it may have been silent for too long."""
+        """Have the peer checked when it may have been silent for too long."""
         self._keep_alive.heard(self._connection.heard_at)
-        when = self._keep_alive.get_timer(listening=self._connection.is_reading)
-        self._ignore_peer()
-        self._timer = None if when is None else self._loop.call_at(when, self._look_at_peer, when)
+        self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=self._connection.is_reading))
 
     def _ignore_peer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._rounds.forget(self.check_peer)
 
-    def _look_at_peer(self, due: float) -> None:
+    def check_peer(self, now: float) -> float | None:
+        """Ping a silent peer, or close the connection of one that did not answer; see CheckPeer."""
         if not self._listening:
-            return
+            return None
+        listening = self._connection.is_reading
         self._keep_alive.heard(self._connection.heard_at)
-        # A timer may fire a little early.
-        now, listening = max(self._loop.time(), due), self._connection.is_reading
         if not self._keep_alive.check(now, self._connection.write_ping, listening=listening):
             self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
             self.connection_closing()
-        self._watch_peer()
+            return None
+        return self._keep_alive.get_timer(listening=listening)
 
 
 class SoleConnection(WatchedPeer, Attachment):
@@ -687,16 +684,17 @@ class SoleConnection(WatchedPeer, Attachment):
     A subclass receives the messages of the client, and writes the messages of the outbox.
     """
 
-    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds) -> None:
+        """``rounds`` are shared by all connections of a front end."""
         self._connection = connection
         self._session = session
         self._conversation = session.conversation
         self._outbox = session.outbox
         self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._rounds = rounds
+        self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
         self._reading_paused = False
         self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
         #: Done when the session ends, with the reason to close with; None if the client ended it.
         self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
 

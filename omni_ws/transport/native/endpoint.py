@@ -109,8 +109,7 @@ class StreamingInput(SessionFrontEnd):
         live = Sessions(sessions, origin=Origin.WEBSOCKET, grace=streaming.resume_grace_sec, store=sessions.store)
         super().__init__(app, live)
         self._ack_clock = AcknowledgementClock()
-        self._keep_alive = KeepAliveSettings.configured(streaming)
-        self._rounds = PeerRounds(self._keep_alive)
+        self._rounds = PeerRounds(KeepAliveSettings.configured(streaming))
 
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)
@@ -211,7 +210,6 @@ class StreamingInput(SessionFrontEnd):
             make = partial(
                 WebSocketSession,
                 binary_audio=binary_audio,
-                keep_alive=self._keep_alive,
                 ack_clock=self._ack_clock,
                 rounds=self._rounds,
             )

@@ -91,6 +91,7 @@ class PeerRounds:
     """
 
     def __init__(self, settings: KeepAliveSettings) -> None:
+        self.settings = settings
         times = (settings.ping_interval, settings.ping_timeout)
         self._period = min((time for time in times if time is not None), default=math.inf) * _LATE_SHARE
         #: The peers of each coming round by its number, and the number of each peer's round.
@@ -144,6 +145,10 @@ class PeerRounds:
                 self.watch(peer, peer(now))
         if self._rounds:
             self._arm(min(self._rounds) * self._period)
+
+
+#: For peers that are not pinged.
+NO_PINGS: Final = PeerRounds(KeepAliveSettings(ping_interval=None, ping_timeout=None))
 
 
 # Acknowledgements of input.

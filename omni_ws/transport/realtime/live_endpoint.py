@@ -15,7 +15,7 @@ from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleLink, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
 from omni_ws.transport.realtime.live import LiveDialect, session_of
@@ -36,7 +36,7 @@ class Live(SessionFrontEnd):
     def __init__(self, app: Application) -> None:
         # A session ends with its connection.
         super().__init__(app, Sessions(app.sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
-        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
+        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
 
     def register(self, router: Router) -> None:
         if self._config.streaming_input.enabled:
@@ -90,7 +90,7 @@ class Live(SessionFrontEnd):
         most = None if key is None else key.max_session_sec
         dialect = LiveDialect(session, self._sessions, max_sec=most, forked=forked)
         link = recorded(connection, session.recording)
-        attachment = LiveConnection(link, session, dialect, keep_alive=self._keep_alive)
+        attachment = LiveConnection(link, session, dialect, rounds=self._rounds)
         attachment.keep_in(self._sessions.store, key)
         session.attach(attachment)
         return attachment
@@ -103,10 +103,8 @@ class LiveConnection(RealtimeConnection):
     ``store: true`` is kept in the store, and others can begin with it.
     """
 
-    def __init__(
-        self, connection: SoleLink, session: Session, dialect: LiveDialect, *, keep_alive: KeepAliveSettings
-    ) -> None:
-        super().__init__(connection, session, dialect, keep_alive=keep_alive)
+    def __init__(self, connection: SoleLink, session: Session, dialect: LiveDialect, *, rounds: PeerRounds) -> None:
+        super().__init__(connection, session, dialect, rounds=rounds)
         self._live = dialect
         dialect.blocked = lambda: connection.paused
         dialect.listening = lambda: connection.is_reading

@@ -51,7 +51,7 @@ from omni_ws.transport.http.application import (
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.transport.realtime.items import Event
@@ -170,7 +170,7 @@ class Realtime(SessionFrontEnd):
     def __init__(self, app: Application) -> None:
         # These clients do not resume: a session ends with its connection.
         super().__init__(app, Sessions(app.sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
-        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
+        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
 
     def register(self, router: Router) -> None:
         if self._config.streaming_input.enabled:
@@ -219,7 +219,7 @@ class Realtime(SessionFrontEnd):
                 store.release(kept.lease, delete=False)
             raise
         connection = recorded(connection, session.recording)
-        attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        attachment = RealtimeConnection(connection, session, dialect, rounds=self._rounds)
         if store is not None:
             if kept is None:
                 token = new_token() if client.needs_token else ""
@@ -282,9 +282,9 @@ class RealtimeConnection(SoleConnection):
         session: Session,
         dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect,
         *,
-        keep_alive: KeepAliveSettings,
+        rounds: PeerRounds,
     ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive)
+        super().__init__(connection, session, rounds=rounds)
         self._created = dialect.connect(self._send, self._output_cleared)
         self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
         #: Whether the dialect is known: from the route, or from the client's first event.

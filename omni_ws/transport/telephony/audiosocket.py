@@ -22,7 +22,7 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.application import Application
 from omni_ws.transport.native.connection import Pause
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import NO_PINGS
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.native.tcp_link import TcpLink, TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
@@ -101,14 +101,12 @@ class AudioSocketCalls(PhoneCalls):
 
 # A call.
 
-_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
-
 
 class AudioSocketCall(PhoneCall):
     """A call: receives frames of audio and keys, and sends frames of audio in real time. A hang-up ends the call."""
 
     def __init__(self, link: AudioSocketLink, session: Session, *, thinking_sound: bool) -> None:
-        super().__init__(link, session, keep_alive=_NO_PINGS, thinking_sound=thinking_sound)
+        super().__init__(link, session, rounds=NO_PINGS, thinking_sound=thinking_sound)
         self._link = link
         self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 

@@ -21,7 +21,7 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.wire.server_frames import (
     ResponseStartedFrame,
@@ -192,11 +192,9 @@ class PhoneCall(SoleConnection):
     Before an orderly end the caller hears the answer to its end.
     """
 
-    def __init__(
-        self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings, thinking_sound: bool
-    ) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds, thinking_sound: bool) -> None:
         """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
-        super().__init__(connection, session, keep_alive=keep_alive)
+        super().__init__(connection, session, rounds=rounds)
         audio = self._conversation.configuration.effective.output_audio
         sound_format = AudioFormat(audio.format, audio.sample_rate)
         self._thinking = ThinkingSound(sound_format, self._sound) if thinking_sound else None

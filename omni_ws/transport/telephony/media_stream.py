@@ -37,7 +37,7 @@ from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
 from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
@@ -59,7 +59,7 @@ class TelephonyStreams(PhoneCalls):
 
     def __init__(self, app: Application) -> None:
         super().__init__(app)
-        self._keep_alive = KeepAliveSettings.configured(self._config.streaming_input)
+        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
 
     def register(self, router: Router) -> None:
         if self._config.telephony.enabled:
@@ -109,7 +109,7 @@ class TelephonyStreams(PhoneCalls):
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
         sounds = self._config.telephony.thinking_sound
-        call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive, thinking_sound=sounds)
+        call = StreamCall(connection, session, start.stream_sid, rounds=self._rounds, thinking_sound=sounds)
         behind = opening.behind
         del start, given, opening  # with all parameters of the call, which it does not need
         session.attach(call)
@@ -222,10 +222,10 @@ class StreamCall(PhoneCall):
         session: Session,
         stream_sid: str,
         *,
-        keep_alive: KeepAliveSettings,
+        rounds: PeerRounds,
         thinking_sound: bool,
     ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive, thinking_sound=thinking_sound)
+        super().__init__(connection, session, rounds=rounds, thinking_sound=thinking_sound)
         self._stream_sid = stream_sid
         self._playout = MarkedPlayout(stream_sid, self._report)
         self._last_chunk = -1
