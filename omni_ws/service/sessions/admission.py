@@ -362,6 +362,17 @@ class Admission:
         if self._daily_use is not None:
             self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Count the use of a request that has ended, however it ended: of all observations an Observer needs these."""
+        if isinstance(observation, RequestEnded):
+            usage = observation.outcome.final.usage
+            self.spent(
+                session.owner,
+                tokens=usage.input_tokens + usage.output_tokens,
+                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                reserved=observation.timeline.admitted,
+            )
+
     def priority(self, owner: str | None, wanted: int) -> int:
         """Return ``wanted``, raised to 0 unless the key named ``owner`` may use priorities below 0."""
         return wanted if owner in self._preferred else max(0, wanted)
@@ -536,27 +547,6 @@ class DailyUseFile:
         if self._changed:
             await self._write()
         os.close(self._lock)
-
-
-class DailyUseObserver:
-    """The observer that tells admission what each request has used.
-
-    Register it without ``every_chunk`` and ``every_output``.
-    """
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count the use of a request that has ended, however it ended."""
-        if isinstance(observation, RequestEnded):
-            usage = observation.outcome.final.usage
-            self._admission.spent(
-                session.owner,
-                tokens=usage.input_tokens + usage.output_tokens,
-                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
-                reserved=observation.timeline.admitted,
-            )
 
 
 def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:

@@ -44,7 +44,7 @@ from omni_ws.service.mcp.client import McpReach
 from omni_ws.service.mcp.servers import ToolServers
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
+from omni_ws.service.sessions.admission import Admission, DailyUseFile, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
 from omni_ws.service.store.opening import configured_store
 
@@ -119,7 +119,7 @@ class SessionFactory:
             Accounts(self.metrics, log_content=config.log_content), every_chunk=False, every_output=False
         )
         if daily_use is not None:
-            self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
+            self.observers.add(self.admission, every_chunk=False, every_output=False)
         #: The rules of each kind of session: one object for all its sessions, as long as the rules stay the same.
         self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
         #: The open conversations, with the arguments of ``_rules`` for each.

@@ -32,18 +32,23 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
 from omni_ws.transport.native.keep_alive import KeepAlive, PeerRounds
+from omni_ws.wire.frames import max_frame_bytes
 
 try:
     from websockets.speedups import apply_mask
@@ -613,6 +618,34 @@ class StreamConnection(PausedReading, ServerConnection):
         self._unfinished.resize(0)
         if self._receiver is not None and self._parsing is not Parsing.DEPARTED:
             self._receiver.receive_message(message, is_text=is_text)
+
+
+def stream_accepted(
+    sessions: SessionFactory,
+    key: ApiKey | None,
+    *,
+    serve: ServeConnection,
+    route: str,
+    subprotocol: str | None = None,
+    max_size: int | None = None,
+) -> UpgradeDecision:
+    """Return the decision to ``serve`` a handshake over a StreamConnection, within the limits of ``key``.
+
+    ``max_size`` limits a message, in bytes; None for the size of the longest chunk.
+    """
+    settings = sessions.config.streaming_input
+    return UpgradeDecision(
+        connection=partial(
+            StreamConnection,
+            input_pace=sessions.admission.input_pace(key),
+            budget=sessions.budget,
+            write_timeout=settings.write_timeout_sec,
+        ),
+        serve=serve,
+        subprotocol=subprotocol,
+        route=route,
+        max_size=max_frame_bytes(settings.max_chunk_bytes) if max_size is None else max_size,
+    )
 
 
 # Sessions that end with their connection.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,6 @@ from omni_ws.errors import (
     OmniError,
     ResyncRequired,
     SessionNotFound,
-    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
@@ -36,16 +34,14 @@ from omni_ws.transport.http.access import (
     NATIVE,
     ClientSecret,
     issued,
-    presented_key,
 )
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.connection import StreamConnection, stream_accepted
 from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession, updated_frame
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.server_frames import (
     Capabilities,
@@ -127,44 +123,23 @@ class StreamingInput(SessionFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
         check_enabled(self._config.streaming_input)
-        key, bound = self._identify(request)
+        key, secret = self._identified(request, NATIVE)
+        bound: Mapping[str, Any] = {} if secret is None else json.decode(secret.session)
         returning = _returning(request)
         refusal: OmniError | None = None
         if returning is None and "resume_token" in request.query:
             refusal = SessionNotFound("resume_token requires session_id", param="session_id")
         subprotocol = chosen_subprotocol(request)
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key),
-                budget=self._sessions.budget,
-                write_timeout=self._config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(
-                self._serve,
-                key=key,
-                bound=bound,
-                client=request.client,
-                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
-                refusal=refusal,
-                returning=returning,
-            ),
-            subprotocol=subprotocol,
-            route=NATIVE_PATH,
-            max_size=max_frame_bytes(self._config.streaming_input.max_chunk_bytes),
+        serve = partial(
+            self._serve,
+            key=key,
+            bound=bound,
+            client=request.client,
+            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+            refusal=refusal,
+            returning=returning,
         )
-
-    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, Mapping[str, Any]]:
-        """Return the key of a request, given directly or by a client secret, and what its sessions begin with.
-
-        Raises Unauthenticated, also for the secret of another kind of session.
-        """
-        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
-        if secret is None:
-            return self._authenticator.authenticate(request), {}
-        if secret.kind != NATIVE:
-            raise Unauthenticated("this client secret is for another kind of session")
-        return secret.key, json.decode(secret.session)
+        return stream_accepted(self._sessions, key, serve=serve, route=NATIVE_PATH, subprotocol=subprotocol)
 
     async def create_secret(self, exchange: HttpExchange) -> None:
         """Create a client secret, whose sessions begin with the fields of ``session_config`` in ``session``.

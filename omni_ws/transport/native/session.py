@@ -438,7 +438,7 @@ class WebSocketSession(WatchedPeer, Attachment):
         """Write a message. Returns its size."""
         data, is_binary = encode_message(message, binary_audio=self._binary_audio)
         self._connection.write_message(data, is_text=not is_binary)
-        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
             self._observed.notify(OutputWritten(message))
         return len(data)
 

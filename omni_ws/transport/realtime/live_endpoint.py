@@ -14,12 +14,12 @@ from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import SoleLink, StreamConnection
+from omni_ws.transport.native.connection import SoleLink, StreamConnection, stream_accepted
 from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
 from omni_ws.transport.realtime.live import LiveDialect, session_of
-from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
+from omni_ws.transport.realtime.session import RealtimeConnection, serve_session
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.realtime_events import encode_event
@@ -49,7 +49,7 @@ class Live(SessionFrontEnd):
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
         key = self._authenticator.authenticate(request)
         serve = partial(self._serve, key, request.client)
-        return accepted(request, self._sessions, key, serve=serve, route=LIVE_PATH, subprotocol=None)
+        return stream_accepted(self._sessions, key, serve=serve, route=LIVE_PATH)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
         """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does.
@@ -60,7 +60,7 @@ class Live(SessionFrontEnd):
         check_kept(self._sessions.store, "fork")
         wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
         serve = partial(self._serve, key, request.client, wanted=wanted)
-        return accepted(request, self._sessions, key, serve=serve, route=FORK_PATH, subprotocol=None)
+        return stream_accepted(self._sessions, key, serve=serve, route=FORK_PATH)
 
     async def _serve(
         self,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 from msgspec import structs, to_builtins
@@ -20,7 +20,6 @@ from omni_ws.errors import (
     OmniError,
     RateLimited,
     SlowConsumer,
-    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import ServerMessage
@@ -33,11 +32,8 @@ from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import (
     MAX_BODY_BYTES,
-    Authenticator,
     ClientSecret,
-    ClientSecrets,
     issued,
-    presented_key,
 )
 from omni_ws.transport.http.application import (
     Application,
@@ -50,7 +46,7 @@ from omni_ws.transport.http.application import (
 )
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
+from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection, stream_accepted
 from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.effects import abilities_of
@@ -71,7 +67,6 @@ from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event, read
 from omni_ws.wire.realtime_session import (
     SessionFields,
@@ -99,48 +94,25 @@ class RealtimeCaller:
     #: Whether it has a client secret in place of the key.
     by_secret: bool = False
 
+    @classmethod
+    def of(cls, request: HttpRequest, key: ApiKey | None, secret: ClientSecret | None) -> Self:
+        """Return the client that sent ``request``, with a key or a client secret of that key."""
+        if secret is None:
+            return cls(key, request.client)
+        return cls(key, request.client, secret.settings(), by_secret=True)
+
     @property
     def needs_token(self) -> bool:
         """Whether its key does not show that it may have a session: it has none, or is a page with a secret."""
         return self.key is None or self.by_secret
 
 
-def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
-    """Find the key of a request, given directly or by a client secret of that key. Raises Unauthenticated."""
-    secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
-    if secret is not None and secret.kind != "realtime":
-        raise Unauthenticated("this client secret is for another kind of session")
-    if secret is None:
-        return RealtimeCaller(authenticator.authenticate(request), request.client)
-    return RealtimeCaller(secret.key, request.client, secret.settings(), by_secret=True)
-
-
 def accepted(
-    request: HttpRequest,
-    sessions: SessionFactory,
-    key: ApiKey | None,
-    *,
-    serve: ServeConnection,
-    route: str,
-    subprotocol: str | None = SUBPROTOCOL,
+    request: HttpRequest, sessions: SessionFactory, key: ApiKey | None, *, serve: ServeConnection, route: str
 ) -> UpgradeDecision:
-    """Return the decision to ``serve`` a handshake, within the limits of ``key``.
-
-    ``subprotocol`` is selected if the client offers it.
-    """
-    settings = sessions.config.streaming_input
-    return UpgradeDecision(
-        connection=partial(
-            StreamConnection,
-            input_pace=sessions.admission.input_pace(key),
-            budget=sessions.budget,
-            write_timeout=settings.write_timeout_sec,
-        ),
-        serve=serve,
-        subprotocol=subprotocol if subprotocol in request.offered_subprotocols else None,
-        route=route,
-        max_size=max_frame_bytes(settings.max_chunk_bytes),
-    )
+    """Return the decision to ``serve`` a handshake; see ``stream_accepted``."""
+    subprotocol = SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None
+    return stream_accepted(sessions, key, serve=serve, route=route, subprotocol=subprotocol)
 
 
 async def serve_session(
@@ -179,7 +151,7 @@ class Realtime(SessionFrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
-        client = identify(request, self._authenticator, self._secrets)
+        client = RealtimeCaller.of(request, *self._identified(request, REALTIME_ORIGIN))
         if request.query.get("intent") == "transcription":
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
@@ -418,7 +390,7 @@ class RealtimeConnection(SoleConnection):
                 record_message(self._session.recording, message)
                 send = self._send if self._kept is None or type(message) is not FinalChunk else self._send_settled
                 send(self._render(message))
-                if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+                if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
         except OmniError as error:
             self._loop.call_soon(self._session.end, error)

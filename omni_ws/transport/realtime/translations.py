@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.errors import OmniError, Unauthenticated
+from omni_ws.errors import OmniError
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.session import Sessions
@@ -18,7 +17,6 @@ from omni_ws.transport.http.access import (
     MAX_BODY_BYTES,
     ClientSecret,
     issued,
-    presented_key,
 )
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
@@ -62,24 +60,14 @@ class Translations(SessionFrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
-        key, bound, model = self._identify(request)
+        key, secret = self._identified(request, TRANSLATION)
+        model, bound = DEFAULT_MODEL, TranslationFields()
+        if secret is not None:
+            model, bound = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
         model = request.query.get("model") or model
         self._sessions.any_model.check(model)
         serve = partial(self._serve, key, request.client, bound, model)
         return accepted(request, self._sessions, key, serve=serve, route=TRANSLATIONS_PATH)
-
-    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, TranslationFields, str]:
-        """Return the key of a request, given directly or by a client secret, and the settings and model to begin with.
-
-        Raises Unauthenticated, also for the secret of another kind of session.
-        """
-        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
-        if secret is None:
-            return self._authenticator.authenticate(request), TranslationFields(), DEFAULT_MODEL
-        if secret.kind != TRANSLATION:
-            raise Unauthenticated("this client secret is for another kind of session")
-        model, settings = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
-        return secret.key, settings, model
 
     async def _serve(
         self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection

@@ -239,7 +239,7 @@ class SoleRequest(Attachment):
             return None
         if isinstance(message, OmniError):
             raise message
-        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 
@@ -273,7 +273,7 @@ class SoleRequest(Attachment):
         except Exception as error:
             waiting.set_exception(error)
             return True
-        if self._observed.listening_to_outputs:
+        if self._observed.observers.listening_to_outputs:
             self._observed.notify(OutputWritten(output))
         return True
 

@@ -36,7 +36,7 @@ from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
 from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import Pause, StreamConnection
+from omni_ws.transport.native.connection import Pause, StreamConnection, stream_accepted
 from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import begin_recording, recorded
@@ -72,17 +72,8 @@ class TelephonyStreams(PhoneCalls):
             entry.startswith(KEY_SUBPROTOCOLS) for entry in request.offered_subprotocols
         )
         key = self._authenticator.authenticate(request) if presents_key else None
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key) if presents_key else None,
-                budget=self._sessions.budget,
-                write_timeout=self._config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(self._serve, client=request.client, key=key, presents_key=presents_key),
-            route=TELEPHONY_PATH,
-            max_size=MAX_MESSAGE_BYTES,
-        )
+        serve = partial(self._serve, client=request.client, key=key, presents_key=presents_key)
+        return stream_accepted(self._sessions, key, serve=serve, route=TELEPHONY_PATH, max_size=MAX_MESSAGE_BYTES)
 
     async def _serve(
         self, connection: StreamConnection, *, client: str, key: ApiKey | None, presents_key: bool

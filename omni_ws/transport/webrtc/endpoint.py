@@ -34,7 +34,7 @@ from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_li
 from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
 from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, accepted, identify
+from omni_ws.transport.realtime.session import CALL_ID, REALTIME_ORIGIN, REALTIME_PATH, RealtimeCaller, accepted
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded_channel
 from omni_ws.wire.frames import loads_object
@@ -112,7 +112,7 @@ class WebrtcCalls(SessionFrontEnd):
         Raises Unauthenticated, WebrtcOff, ModelNotFound, the errors of an invalid offer or invalid session settings,
         and what ``Sessions.admit`` raises.
         """
-        caller = identify(exchange.request, self._authenticator, self._secrets)
+        caller = RealtimeCaller.of(exchange.request, *self._identified(exchange.request, REALTIME_ORIGIN))
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
         offer, given = await _read_body(exchange)
@@ -131,8 +131,8 @@ class WebrtcCalls(SessionFrontEnd):
 
     async def hang_up(self, exchange: HttpExchange) -> None:
         """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
-        caller = identify(exchange.request, self._authenticator, self._secrets)
-        await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], caller.key))
+        key, _ = self._identified(exchange.request, REALTIME_ORIGIN)
+        await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], key))
 
     def join(self, request: HttpRequest) -> UpgradeDecision:
         """Accept the handshake of a sideband. A client secret opens none: it is in the hands of a page.
