@@ -47,13 +47,14 @@ from omni_ws.scenarios.form import (
     Scenario,
     ScenarioFile,
     ShowPicture,
+    Unusable,
     listed,
     read_file,
 )
-from omni_ws.scenarios.judge import ChatModel, NoJudge
+from omni_ws.scenarios.judge import ChatModel
 from omni_ws.scenarios.servers import NoServer, own_server, until_started
 from omni_ws.scenarios.sessions import NotHere, merged, wire_of
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, best_voice
 from omni_ws.weights.cache import fetched_file
 from omni_ws.wire.recording import FORMAT, VERSION, EndedLine, HeaderLine, encode_line
 
@@ -151,7 +152,7 @@ class RunOptions:
 
 
 def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) -> Iterator[tuple[CallersVoice, str]]:
-    """Yield what the caller of a scenario says, and by which voice. Raises NoSpeech."""
+    """Yield what the caller of a scenario says, and by which voice. Raises Unusable."""
     default = voice_of(file, scenario.scenario, voice)
     for placed in scenario.steps:
         match placed.step:
@@ -162,7 +163,7 @@ def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) 
 
 
 def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> CallersVoice:
-    """Return the voice of a scenario. Raises NoSpeech."""
+    """Return the voice of a scenario. Raises Unusable."""
     named = scenario.voice or file.voice
     return voice if named is None else CallersVoice.parse(named)
 
@@ -179,7 +180,7 @@ def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpe
                 continue
         try:
             read(file.path.parent / name)
-        except (NoSpeech, OSError) as error:
+        except (Unusable, OSError) as error:
             yield f"{file.path}:{placed.line}: {error}"
 
 
@@ -240,7 +241,7 @@ async def _run(
         result.fail(scenario.line, f"the server does not take the session: {error}")
     except (OSError, WebSocketException, TimeoutError) as error:
         result.fail(scenario.line, f"no session: {error or type(error).__name__}")
-    except (NoSpeech, NoJudge) as error:
+    except Unusable as error:
         result.fail(scenario.line, str(error))
     result.seconds = asyncio.get_running_loop().time() - began
     return result
@@ -472,10 +473,6 @@ _QWEN: Final = "qwen"
 _Work: TypeAlias = list[tuple[ScenarioFile, PlacedScenario]]
 
 
-class _Unusable(Exception):
-    """The command cannot do what it was asked for."""
-
-
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run the command; return 0 if all scenarios passed, 1 if one failed, 2 for a bad file or command line."""
     options = _parser().parse_args(arguments)
@@ -488,7 +485,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return asyncio.run(_interruptible(_Command(options, environ, work)))
     except FormError as error:
         problems = error.problems
-    except (_Unusable, NoSpeech, NoServer, NoJudge) as error:
+    except (Unusable, NoServer) as error:
         problems = [f"omni-ws test: error: {error}"]
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -518,7 +515,7 @@ def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
         return every
     known = {name for _, one in every for name in (one.scenario.name, *one.scenario.tags)}
     if unknown := [name for name in only if name not in known]:
-        raise _Unusable(f"--only {unknown[0]}: no scenario has this name or tag")
+        raise Unusable(f"--only {unknown[0]}: no scenario has this name or tag")
     return [(file, one) for file, one in every if {one.scenario.name, *one.scenario.tags} & {*only}]
 
 
@@ -599,12 +596,12 @@ class _Command:
         if url is None:
             return None, None
         if options.url is not None and options.realtime is not None:
-            raise _Unusable("--url is not allowed with --realtime")
+            raise Unusable("--url is not allowed with --realtime")
         parts = urlsplit(url)
         try:
             target = Target.parse(f"{parts.scheme}://{parts.netloc}", api_key=self._key)
         except ValueError as error:
-            raise _Unusable(str(error)) from None
+            raise Unusable(str(error)) from None
         if options.realtime is None:
             return target, parts.path if parts.path not in ("", "/") else None
         path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
@@ -637,7 +634,7 @@ class _Command:
             if name == _QWEN:
                 file = fetched_file(_QWEN)
                 if file is None:
-                    raise _Unusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
+                    raise Unusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
                 settings = {"llm": f"gguf:{file}", "asr": "none", "tts": "none"}
                 url = f"http://{await stack.enter_async_context(own_server(settings))}/v1"
             self._models[name] = ChatModel(url, self._model_key)

@@ -107,21 +107,18 @@ _MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
 class PausedReading:
-    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left.
+    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left."""
 
-    The connection sets the attributes. ``_watch`` checks during a pause whether the peer has hung up; None if the
-    transport reports that itself.
-    """
-
+    #: The connection sets these two. ``heard_at``: when the peer last sent something (of what is processed now).
     loop: asyncio.AbstractEventLoop
-    #: When the peer last sent something (of what is processed now), on the loop's clock.
     heard_at: float
-    _receiver: FrameReceiver | None
-    _pauses: Pause
-    _pass_scheduled: bool
-    _input_pace: Callable[[int], float] | None
-    _pace_timer: asyncio.TimerHandle | None
-    _watch: Recheck | None
+    _receiver: FrameReceiver | None = None
+    _pauses = Pause.NONE
+    _pass_scheduled = False
+    _input_pace: Callable[[int], float] | None = None
+    _pace_timer: asyncio.TimerHandle | None = None
+    #: What checks during a pause whether the peer has hung up; None if the transport reports that itself.
+    _watch: Recheck | None = None
 
     def _stop_reading(self) -> None:
         """Stop reading the socket: the first pause begins."""

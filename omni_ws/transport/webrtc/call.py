@@ -417,9 +417,7 @@ class CallChannel(PausedReading):
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
-        self._receiver: FrameReceiver | None = None
         self._pauses = Pause.EARLY
-        self._watch = None
         #: Messages that wait, with whether each is text.
         self._unread: deque[tuple[bytes, bool]] = deque()
         self._unread_share = Share(budget)
@@ -427,7 +425,6 @@ class CallChannel(PausedReading):
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
         self._input_pace = input_pace
-        self._pace_timer: asyncio.TimerHandle | None = None
         #: Done when the channel is open, or the peer is gone.
         self.opened: asyncio.Future[bool] = self.loop.create_future()
         #: Set when nothing waits to be sent, or nothing can be.
