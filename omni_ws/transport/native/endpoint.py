@@ -39,7 +39,7 @@ from omni_ws.transport.http.application import Application, Router, SessionFront
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection, stream_accepted
-from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import AcknowledgementClock, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession, updated_frame
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.realtime_session import read_client_secret
@@ -105,7 +105,7 @@ class StreamingInput(SessionFrontEnd):
         live = Sessions(sessions, origin=Origin.WEBSOCKET, grace=streaming.resume_grace_sec, store=sessions.store)
         super().__init__(app, live)
         self._ack_clock = AcknowledgementClock()
-        self._rounds = PeerRounds(KeepAliveSettings.configured(streaming))
+        self._rounds = PeerRounds.configured(streaming)
 
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)

@@ -15,7 +15,7 @@ from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleLink, StreamConnection, stream_accepted
-from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
 from omni_ws.transport.realtime.live import LiveDialect, session_of
@@ -36,7 +36,7 @@ class Live(SessionFrontEnd):
     def __init__(self, app: Application) -> None:
         # A session ends with its connection.
         super().__init__(app, Sessions(app.sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
-        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
         if self._config.streaming_input.enabled:

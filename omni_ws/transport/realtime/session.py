@@ -47,7 +47,7 @@ from omni_ws.transport.http.application import (
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection, stream_accepted
-from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.transport.realtime.items import Event
@@ -142,7 +142,7 @@ class Realtime(SessionFrontEnd):
     def __init__(self, app: Application) -> None:
         # These clients do not resume: a session ends with its connection.
         super().__init__(app, Sessions(app.sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
-        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
         if self._config.streaming_input.enabled:

@@ -22,7 +22,7 @@ from omni_ws.transport.http.application import Application, Router, SessionFront
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.translation import (
     MAX_SESSION_SEC,
@@ -48,7 +48,7 @@ class Translations(SessionFrontEnd):
 
     def __init__(self, app: Application) -> None:
         super().__init__(app, Sessions(app.sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
-        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
         if self._config.streaming_input.enabled:

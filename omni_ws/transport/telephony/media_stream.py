@@ -37,7 +37,7 @@ from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
 from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection, stream_accepted
-from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
@@ -59,7 +59,7 @@ class TelephonyStreams(PhoneCalls):
 
     def __init__(self, app: Application) -> None:
         super().__init__(app)
-        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
         if self._config.telephony.enabled:

@@ -29,7 +29,7 @@ from omni_ws.transport.http.application import Application, Router, SessionFront
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
 from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
 from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
@@ -82,7 +82,7 @@ class WebrtcCalls(SessionFrontEnd):
 
     def __init__(self, app: Application) -> None:
         super().__init__(app, Sessions(app.sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
-        self._rounds = PeerRounds(KeepAliveSettings.configured(self._config.streaming_input))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
         #: By id.
         self._calls: dict[str, _Running] = {}
 
