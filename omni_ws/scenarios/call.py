@@ -203,7 +203,7 @@ class ScenarioCall:
     # Steps
 
     async def take(self, step: Step) -> bool:
-        """Do a step; return False at the end of the call. Raises StepFailed, and Unusable."""
+        """Do a step; return False at the end of the call. Raises StepFailed, and ScenarioUnusable."""
         caller = self._caller
         match step:
             case SayText(say=text, voice=voice):
@@ -612,7 +612,7 @@ class ScenarioCall:
     # The whole call
 
     async def play(self, persona: Persona, model: ChatModel) -> None:
-        """Let a language model play the caller. Raises Unusable and StepFailed."""
+        """Let a language model play the caller. Raises ScenarioUnusable and StepFailed."""
         for _ in range(persona.turns):
             said = await model.play(persona, self.report.talk)
             if said is None:

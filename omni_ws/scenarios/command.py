@@ -46,8 +46,8 @@ from omni_ws.scenarios.form import (
     SayText,
     Scenario,
     ScenarioFile,
+    ScenarioUnusable,
     ShowPicture,
-    Unusable,
     listed,
     read_file,
 )
@@ -152,7 +152,7 @@ class RunOptions:
 
 
 def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) -> Iterator[tuple[CallersVoice, str]]:
-    """Yield what the caller of a scenario says, and by which voice. Raises Unusable."""
+    """Yield what the caller of a scenario says, and by which voice. Raises ScenarioUnusable."""
     default = voice_of(file, scenario.scenario, voice)
     for placed in scenario.steps:
         match placed.step:
@@ -163,7 +163,7 @@ def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) 
 
 
 def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> CallersVoice:
-    """Return the voice of a scenario. Raises Unusable."""
+    """Return the voice of a scenario. Raises ScenarioUnusable."""
     named = scenario.voice or file.voice
     return voice if named is None else CallersVoice.parse(named)
 
@@ -180,7 +180,7 @@ def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpe
                 continue
         try:
             read(file.path.parent / name)
-        except (Unusable, OSError) as error:
+        except (ScenarioUnusable, OSError) as error:
             yield f"{file.path}:{placed.line}: {error}"
 
 
@@ -241,7 +241,7 @@ async def _run(
         result.fail(scenario.line, f"the server does not take the session: {error}")
     except (OSError, WebSocketException, TimeoutError) as error:
         result.fail(scenario.line, f"no session: {error or type(error).__name__}")
-    except Unusable as error:
+    except ScenarioUnusable as error:
         result.fail(scenario.line, str(error))
     result.seconds = asyncio.get_running_loop().time() - began
     return result
@@ -485,7 +485,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return asyncio.run(_interruptible(_Command(options, environ, work)))
     except FormError as error:
         problems = error.problems
-    except (Unusable, NoServer) as error:
+    except (ScenarioUnusable, NoServer) as error:
         problems = [f"omni-ws test: error: {error}"]
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -515,7 +515,7 @@ def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
         return every
     known = {name for _, one in every for name in (one.scenario.name, *one.scenario.tags)}
     if unknown := [name for name in only if name not in known]:
-        raise Unusable(f"--only {unknown[0]}: no scenario has this name or tag")
+        raise ScenarioUnusable(f"--only {unknown[0]}: no scenario has this name or tag")
     return [(file, one) for file, one in every if {one.scenario.name, *one.scenario.tags} & {*only}]
 
 
@@ -596,12 +596,12 @@ class _Command:
         if url is None:
             return None, None
         if options.url is not None and options.realtime is not None:
-            raise Unusable("--url is not allowed with --realtime")
+            raise ScenarioUnusable("--url is not allowed with --realtime")
         parts = urlsplit(url)
         try:
             target = Target.parse(f"{parts.scheme}://{parts.netloc}", api_key=self._key)
         except ValueError as error:
-            raise Unusable(str(error)) from None
+            raise ScenarioUnusable(str(error)) from None
         if options.realtime is None:
             return target, parts.path if parts.path not in ("", "/") else None
         path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
@@ -634,7 +634,7 @@ class _Command:
             if name == _QWEN:
                 file = fetched_file(_QWEN)
                 if file is None:
-                    raise Unusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
+                    raise ScenarioUnusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
                 settings = {"llm": f"gguf:{file}", "asr": "none", "tts": "none"}
                 url = f"http://{await stack.enter_async_context(own_server(settings))}/v1"
             self._models[name] = ChatModel(url, self._model_key)

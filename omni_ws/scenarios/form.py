@@ -303,7 +303,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     scenarios: tuple[PlacedScenario, ...]
 
 
-class Unusable(Exception):
+class ScenarioUnusable(Exception):
     """What a scenario needs (a voice, a recording, a model) is missing or not usable; the message says what to do."""
 
 
