@@ -22,7 +22,7 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.keep_alive import NO_PINGS, AcknowledgementClock
 from omni_ws.transport.native.session import WebSocketSession
 
 FRAMES = 2000
@@ -62,14 +62,12 @@ async def batch(live: Sessions, frames: list[bytes]) -> float:
     session = live.open(None)
     session.conversation.configure({"start_policy": "on_end_only"})
     connection: Any = Nowhere()
-    keep_alive = KeepAliveSettings(ping_interval=None, ping_timeout=None)
     attachment: Any = WebSocketSession(
         connection,
         session,
         binary_audio=False,
-        keep_alive=keep_alive,
         ack_clock=AcknowledgementClock(),
-        rounds=PeerRounds(keep_alive),
+        rounds=NO_PINGS,
     )
     session.attach(attachment)
     acks = getattr(attachment, "acks", attachment)

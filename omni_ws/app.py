@@ -20,18 +20,16 @@ from omni_ws.engine_choice import live_backend
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
-from omni_ws.service.sessions.chats import Chats
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.factory import Chats, SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import Authenticator, ClientSecrets
 from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
-from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.keeper import ModeBKeeper
-from omni_ws.transport.mode_b.routes import SESSIONS_PATH
+from omni_ws.transport.mode_b.routes import SESSIONS_PATH, ModeBReaders, ModeBRoutes
 from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.recording.recordings import HttpRecordings
 
@@ -165,3 +163,14 @@ class App(Application):
             await self.sessions.daily_use_file.close()
         self.sessions.speech_workers.close()
         await self.profiling.close()
+
+
+# The front ends of Mode B, which share its sessions: their entry points.
+
+
+def mode_b(app: App) -> FrontEnd:
+    return ModeBRoutes(app, app.mode_b)
+
+
+def mode_b_readers(app: App) -> FrontEnd:
+    return ModeBReaders(app, app.mode_b, app.recordings)

@@ -40,7 +40,7 @@ from omni_ws.transport.http.hang_up import Connections, notice_dead_networks
 from omni_ws.workers.worker import Worker, join, unreachable_socket
 
 if TYPE_CHECKING:
-    from omni_ws.transport.grpc_salience.listener import GrpcListener
+    from omni_ws.transport.grpc_salience.servicer import GrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -349,14 +349,14 @@ async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
 
     async with AsyncExitStack() as running:
         if config.tracing:
-            from omni_ws.service.observing.tracing import RequestSpans, network_processor, tracer_provider
+            from omni_ws.service.observing.telemetry import RequestSpans, network_processor, tracer_provider
 
             provider = tracer_provider(network_processor())
             running.push_async_callback(asyncio.to_thread, provider.shutdown)
             spans = RequestSpans(provider.get_tracer("omni_ws", __version__), model=model)
             sessions.observers.add(spans, every_output=False)
         if config.otlp_metrics:
-            from omni_ws.service.observing.otlp_metrics import MetricsExport
+            from omni_ws.service.observing.telemetry import MetricsExport
 
             export = MetricsExport(sessions.metrics.families, model=model)
             await running.enter_async_context(_during(export.run(), name="metrics export"))
@@ -431,13 +431,12 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
             )
         yield None
         return
-    from omni_ws.transport.grpc_salience import listener
-    from omni_ws.transport.grpc_salience.servicer import Salience
+    from omni_ws.transport.grpc_salience.servicer import Salience, listen, tls
 
     credentials = None
     if config.ssl_certfile is not None:
-        credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
-    async with listener.listen(
+        credentials = tls(config.ssl_certfile, config.ssl_keyfile)
+    async with listen(
         Salience(partial(token_sessions, app.sessions), app.authenticator, lambda: app.sessions.model),
         host=config.host,
         port=_grpc_port(config),

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE_SEC
 
+from omni_ws.config.plugins import FRONTS, OWN
+
 PACKAGE = Path(__file__).parents[1] / "omni_ws"
 
 #: The floor of a module is that of the longest name here that it begins with.
@@ -38,7 +40,6 @@ FLOORS = {
     "omni_ws.client": 5,
     "omni_ws.generated": 5,
     "omni_ws.app": 6,
-    "omni_ws.fronts": 6,
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
     "omni_ws.cli": 6,
@@ -88,7 +89,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "cryptography": ("omni_ws.tools.lan_certificate", "omni_ws.service.store.sealing"),
     "redis": "omni_ws.service.store.redis_backend",
     "segno": ("omni_ws.tools.lan", "omni_ws.transport.routes.pages"),
-    "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
+    "opentelemetry": "omni_ws.service.observing.telemetry",
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.
     "json": ("omni_ws.engine.remote.event_stream",),
@@ -296,7 +297,8 @@ def test_modules_and_functions_are_small() -> None:
 
 def test_importing_the_server_loads_nothing_heavy() -> None:
     """One after the other, in one process: what none of them loads, all of them do not."""
-    modules = ("omni_ws.engine.base", "omni_ws.cli", "omni_ws.fronts", "omni_ws.server")
+    fronts = dict.fromkeys(place.partition(":")[0] for place in OWN[FRONTS].values())
+    modules = ("omni_ws.engine.base", "omni_ws.cli", *fronts, "omni_ws.server")
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
     heavy += ["opentelemetry", "mcp", "httpx2", "redis", "cryptography", "sqlite3"]
     program = f"""

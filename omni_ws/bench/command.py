@@ -23,7 +23,7 @@ from omni_ws.bench.talker import (
     TypedQuestion,
     bench,
 )
-from omni_ws.caller.options import count
+from omni_ws.caller.script import count
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
 from omni_ws.client.audio import read_wav
 from omni_ws.client.routes import websocket_url

@@ -22,11 +22,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.audio.pcm import PCM16_SCALE, Samples, pcm16_from_samples
-from omni_ws.caller.loudspeaker import RATE as SPEAKER_RATE
-from omni_ws.caller.loudspeaker import TICK as SPEAKER_TICK
-from omni_ws.caller.loudspeaker import Loudspeaker
 from omni_ws.caller.script import PIECE_MS, PIECE_SEC, Target
-from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, TickResampler, mixed, room_noise
+from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, Loudspeaker, TickResampler, mixed, room_noise
+from omni_ws.caller.sounds import RATE as SPEAKER_RATE
+from omni_ws.caller.sounds import TICK as SPEAKER_TICK
 from omni_ws.caller.wires import Wire
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine, without_secrets
 

@@ -5,8 +5,10 @@ A script has the lines of a recording (docs/recording.md), so each recording is 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -25,6 +27,22 @@ from omni_ws.audio.pcm import SampleLayout, Samples, samples_from_bytes
 from omni_ws.client import ClientSession
 from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
+
+
+def count(text: str) -> int:
+    """Read a whole number above 0."""
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """Read a finite number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return number
+
 
 #: The duration of a piece of speech.
 PIECE_MS: Final = 20

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+import orjson
+
+from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import parse_audio_format
-from omni_ws.calls.frames import FrameList
-from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, sound_in
+from omni_ws.audio.pcm import NO_SAMPLES, Samples
+from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, raw_lines, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
 from omni_ws.calls.story import MAX_TURNS, Story
-from omni_ws.calls.streams import CompressedStreams
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidValue, OmniError
@@ -27,11 +33,157 @@ from omni_ws.wire.recording import (
     EndedLine,
     PlayedLine,
     ReceivedLine,
+    RecordedLine,
     SentLine,
     SoundLine,
     StoredLine,
     ToldLine,
+    decode_event,
 )
+
+#: Each open decoder occupies a thread. Answers come one after the other, so that few streams go on at once.
+MOST_OPEN: Final = 8
+
+
+class CompressedStreams:
+    """Decodes streams by their names, as their pieces come, to mono samples at ``sample_rate`` (Hz).
+
+    When one more is begun than MOST_OPEN, the one that was left longest is given up.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate = sample_rate
+        #: By name; that which was decoded last at the end.
+        self._open: OrderedDict[str, AudioDecoder] = OrderedDict()
+        self._ended: set[str] = set()
+
+    def decode(self, stream: str, audio: AudioFormat, data: bytes) -> Samples:
+        """Return the samples that ``data`` completes: none of a broken stream, or of one that was given up."""
+        if stream in self._ended:
+            return NO_SAMPLES
+        if stream not in self._open:
+            self._open[stream] = AudioDecoder(audio, sample_rate=self._sample_rate)
+            if len(self._open) > MOST_OPEN:
+                self._end(next(iter(self._open)))
+        self._open.move_to_end(stream)
+        try:
+            return self._open[stream].decode(data)
+        except OmniError:
+            self._end(stream)
+            return NO_SAMPLES
+
+    def close(self) -> None:
+        """Release the threads of all decoders."""
+        for stream in [*self._open]:
+            self._end(stream)
+
+    def _end(self, stream: str) -> None:
+        self._ended.add(stream)
+        self._open.pop(stream).close()
+
+
+#: Frames of a list, and the bytes of one and of all together.
+MAX_FRAMES: Final = 20_000
+MAX_FRAME_BYTES: Final = 4096
+MAX_BYTES: Final = 8 * 1024 * 1024
+#: The fields that hold sound or pictures in base64, by the types of their frames; a "delta" is text in most.
+_PAYLOADS: Final = ("payload", "audio", "delta")
+#: What is longer is no sound that belongs into one frame of a list, but may be text.
+_SHORT: Final = 64
+
+
+class FrameList:
+    """The frames of a call in order; sound that follows sound of the same side is one entry with a count."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        #: Frames beyond the limits.
+        self.left_out = 0
+        self._bytes = 0
+
+    def add(self, event: RecordedLine, fields: dict[str, Any]) -> None:
+        """Add a line; ``fields`` is its message, if that is a JSON object."""
+        side, sound = _side(event), _sound_bytes(event, fields)
+        last = self.entries[-1] if self.entries else None
+        if sound is not None:
+            if last is not None and last["side"] == side and "count" in last:
+                last["count"] += 1
+                last["bytes"] += sound
+                last["until_ms"] = event.at
+                return
+            self._keep(
+                {"at_ms": event.at, "until_ms": event.at, "side": side, "event": "sound", "count": 1, "bytes": sound}
+            )
+            return
+        entry: dict[str, Any] = {"at_ms": event.at, "side": side, "event": _tag(event)}
+        if fields:
+            entry["frame"] = _shown(fields)
+        elif isinstance(event, ReceivedLine | SentLine):
+            entry["bytes"] = len(event.binary or event.bad_text or (event.text or "").encode())
+        else:
+            entry |= {
+                name: value
+                for name, value in msgspec.to_builtins(event, builtin_types=(bytes,)).items()
+                if name not in ("at", "event", "text")
+            }
+        self._keep(entry)
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        size = len(orjson.dumps(entry))
+        if size > MAX_FRAME_BYTES:
+            frame = entry.get("frame", {})
+            kind = frame.get("type") or frame.get("event")
+            entry = {name: entry[name] for name in ("at_ms", "side", "event")} | {"bytes": size}
+            entry["frame"] = {"type": kind[:_SHORT] if isinstance(kind, str) else None}
+            size = len(orjson.dumps(entry))
+        if len(self.entries) >= MAX_FRAMES or self._bytes + size > MAX_BYTES:
+            self.left_out += 1
+            return
+        self._bytes += size
+        self.entries.append(entry)
+
+
+def _side(event: RecordedLine) -> str:
+    if isinstance(event, ReceivedLine) or (isinstance(event, SoundLine) and event.by == "user"):
+        return "client"
+    return "server" if isinstance(event, SentLine | SoundLine | ToldLine) else "recorder"
+
+
+def _tag(event: RecordedLine) -> str:
+    return str(type(event).__struct_config__.tag)
+
+
+def _sound_bytes(event: RecordedLine, fields: dict[str, Any]) -> int | None:
+    """Return the bytes of sound in a line that holds nothing else; None for other lines."""
+    if isinstance(event, SoundLine):
+        return len(event.audio)
+    if not isinstance(event, ReceivedLine | SentLine):
+        return None
+    if event.binary is not None:
+        return len(event.binary)
+    kind = fields.get("type") or fields.get("event")
+    if kind == "media" and isinstance(fields.get("media"), dict):
+        return len(str(fields["media"].get("payload", ""))) * 3 // 4
+    is_chunk = kind in ("input_chunk", "output_chunk") and fields.get("modality") == "audio" and not fields.get("words")
+    if is_chunk or (
+        isinstance(kind, str)
+        and ("audio.append" in kind or "audio_buffer.append" in kind or kind.endswith("audio.delta"))
+    ):
+        return sum(len(value) * 3 // 4 for name in _PAYLOADS if isinstance(value := fields.get(name), str))
+    return None
+
+
+def _shown(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a frame without the bytes of sound and pictures in it."""
+    shown = dict(fields)
+    for name in ("payload", "audio"):
+        if isinstance(value := shown.get(name), str) and len(value) > _SHORT:
+            shown[name] = {"bytes": len(value) * 3 // 4}
+    kind = shown.get("type")
+    if kind == "input_audio_buffer.backchannel" and isinstance(shown.get("delta"), str):
+        shown["delta"] = {"bytes": len(shown["delta"]) * 3 // 4}
+    return shown
+
 
 #: The byte of a binary header that says that it is audio.
 _AUDIO: Final = MODALITY_BYTES[Modality.AUDIO]
@@ -421,3 +573,55 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
         return default
     encoding, rate = _REALTIME[fields["type"]]
     return _audio_format(encoding, fields.get("rate")) or AudioFormat(encoding, rate)
+
+
+#: Characters of the first words that are kept, and calls that are remembered.
+MAX_LETTERS: Final = 160
+_REMEMBERED: Final = 2048
+#: What lines have that tell of a turn, of what was said, and of what was typed: frames are JSON within JSON.
+_TURN: Final = b'\\"response_started\\"'
+_SAID: Final = b'\\"transcript\\"'
+_TYPED: Final = (b'\\"input_chunk\\"', b'\\"text\\"')
+
+
+class Glance(NamedTuple):
+    """The first words of the user, None without any, and the number of turns."""
+
+    first_words: str | None
+    turns: int
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def glance(path: Path, size: int) -> Glance:
+    """Look through the first ``size`` bytes of a recording. Blocks; a file that is gone has no words and no turns.
+
+    Only the few lines that tell are decoded: sound takes most of the file.
+    """
+    words, turns, read = None, 0, 0
+    try:
+        with path.open("rb", buffering=1 << 20) as file:
+            for line in raw_lines(file):
+                read += len(line)
+                if read > size:
+                    break
+                turns += _TURN in line
+                if words is None and (_SAID in line or all(part in line for part in _TYPED)):
+                    words = _words(line)
+    except OSError:
+        return Glance(None, 0)
+    return Glance(words, turns)
+
+
+def _words(line: bytes) -> str | None:
+    try:
+        event = decode_event(line)
+    except ValueError:
+        return None
+    if not isinstance(event, ReceivedLine | SentLine | ToldLine) or event.text is None:
+        return None
+    frame = parsed_text(event.text)
+    said, typed = frame.get("modality") == "transcript", frame.get("type") == "input_chunk"
+    text = frame.get("text")
+    if not (said or typed) or frame.get("interim") or not isinstance(text, str) or not text.strip():
+        return None
+    return text.strip()[:MAX_LETTERS]

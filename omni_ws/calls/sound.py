@@ -19,8 +19,7 @@ from omni_ws.audio.ducking import DUCKED, RAMP_SEC
 from omni_ws.audio.pcm import NO_SAMPLES, Samples, pcm16_from_samples
 from omni_ws.calls.lines import read_sound
 from omni_ws.calls.played_sound import SoundPiece
-from omni_ws.calls.reading import CallReading
-from omni_ws.calls.streams import CompressedStreams
+from omni_ws.calls.reading import CallReading, CompressedStreams
 from omni_ws.core.chunks import AudioFormat
 
 #: The longest sound of a call: what is behind it is left out.

@@ -30,12 +30,25 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "fake": "omni_ws.engine_choice:echo_engine",
     },
     FRONTS: {
-        name: f"omni_ws.fronts:{name}"
-        for name in (
-            *("mode_b_readers", "streaming_input", "realtime", "live", "client_secrets", "translations", "webrtc"),
-            *("telephony", "audiosocket", "wyoming", "mode_b", "chat", "speech", "completions"),
-            *("transcriptions", "operations", "profiling", "calls", "demo"),
-        )
+        "mode_b_readers": "omni_ws.app:mode_b_readers",
+        "streaming_input": "omni_ws.transport.native.endpoint:StreamingInput",
+        "realtime": "omni_ws.transport.realtime.session:Realtime",
+        "live": "omni_ws.transport.realtime.live_endpoint:Live",
+        "client_secrets": "omni_ws.transport.realtime.session:ClientSecretRoutes",
+        "translations": "omni_ws.transport.realtime.translations:Translations",
+        "webrtc": "omni_ws.transport.webrtc.endpoint:WebrtcCalls",
+        "telephony": "omni_ws.transport.telephony.media_stream:TelephonyStreams",
+        "audiosocket": "omni_ws.transport.telephony.audiosocket:AudioSocketCalls",
+        "wyoming": "omni_ws.transport.wyoming.front:WyomingServices",
+        "mode_b": "omni_ws.app:mode_b",
+        "chat": "omni_ws.transport.routes.openai:ChatRoutes",
+        "speech": "omni_ws.transport.routes.openai:SpeechRoutes",
+        "completions": "omni_ws.transport.routes.openai:CompletionRoutes",
+        "transcriptions": "omni_ws.transport.routes.openai:TranscriptionRoutes",
+        "operations": "omni_ws.transport.routes.operations:OperationsRoutes",
+        "profiling": "omni_ws.transport.routes.operations:ProfilingRoutes",
+        "calls": "omni_ws.transport.routes.calls:CallRoutes",
+        "demo": "omni_ws.transport.routes.pages:DemoRoutes",
     },
 }
 

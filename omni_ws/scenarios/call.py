@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,18 +16,18 @@ import orjson
 from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
 from omni_ws.caller.answers import TimedAnswer
 from omni_ws.caller.live_caller import LiveCaller, Recorded
-from omni_ws.caller.loudspeaker import RATE as PLAYED_RATE
-from omni_ws.caller.loudspeaker import TICK as PLAYED_TICK
 from omni_ws.caller.script import PIECE_MS
 from omni_ws.caller.sounds import MIC_RATE
-from omni_ws.caller.word_errors import word_errors
+from omni_ws.caller.sounds import RATE as PLAYED_RATE
+from omni_ws.caller.sounds import TICK as PLAYED_TICK
+from omni_ws.caller.word_errors import spoken_words, word_errors
 from omni_ws.core.chunks import StartTrigger
-from omni_ws.scenarios.checks import heard_problem, plain, says, shown, tool_problem
 from omni_ws.scenarios.form import (
     EndCall,
     Expected,
     GiveResult,
     HearAnswer,
+    HeardWords,
     Interrupt,
     Interruption,
     Judged,
@@ -41,9 +42,73 @@ from omni_ws.scenarios.form import (
     ToolCalled,
     TypeText,
     listed,
+    pattern_of,
 )
 from omni_ws.scenarios.judge import ChatModel
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech
+
+#: The characters of a text that a failure shows.
+_SHOWN: Final = 160
+_NOT_WORD: Final = re.compile(r"[^\w']+|_")
+
+
+def plain(text: str) -> str:
+    """The words of a text in small letters, with spaces around them and between them."""
+    return f" {' '.join(_NOT_WORD.sub(' ', text.casefold().replace('’', chr(39))).split())} "
+
+
+def says(text: str, phrase: str) -> bool:
+    """Whether a text has a phrase, in whole words, or matches one in slashes.
+
+    Case and punctuation do not count, and neither does whether numbers are in digits or English words.
+    """
+    if (pattern := pattern_of(phrase)) is not None:
+        return pattern.search(text) is not None
+    if plain(phrase) in plain(text):
+        return True
+    wanted = spoken_words(phrase) if phrase.isascii() else []
+    return bool(wanted) and f" {' '.join(wanted)} " in f" {' '.join(spoken_words(text))} "
+
+
+def shown(text: str) -> str:
+    """A text as a failure shows it."""
+    flat = " ".join(text.split())
+    return repr(flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}…")
+
+
+def heard_problem(wanted: str | HeardWords, heard: str, language: str) -> str | None:
+    """Return how the transcript of the user differs from what it should be; None if it is near enough."""
+    bound = wanted if isinstance(wanted, HeardWords) else HeardWords(text=wanted)
+    errors = word_errors(bound.text, heard, language=language)
+    if errors.rate <= bound.wrong:
+        return None
+    differences = ", ".join(errors.differences[:5])
+    return f"heard {shown(heard)}, which has {errors.rate:.0%} of the words wrong ({differences})"
+
+
+def tool_problem(wanted: ToolCalled, name: str | None, arguments: str) -> str | None:
+    """Return how a call differs from the one that is expected; None if it does not."""
+    if name != wanted.name:
+        return f"called {name}"
+    try:
+        found = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return f"called {name} with arguments that are not JSON: {shown(arguments)}"
+    if not isinstance(found, Mapping):
+        return f"called {name} with {shown(arguments)}"
+    for key, value in wanted.arguments.items():
+        if key not in found:
+            return f"called {name} without the argument {key}: {shown(arguments)}"
+        if not _same(found[key], value):
+            return f"called {name} with {key} = {shown(str(found[key]))} instead of {shown(str(value))}"
+    return None
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(found, str) and isinstance(wanted, str):
+        return plain(found) == plain(wanted)
+    return bool(found == wanted)
+
 
 #: How long the transcript of an answer, or what the history keeps of it, may come after the answer.
 _LATE_MS: Final = 10_000
@@ -138,7 +203,7 @@ class ScenarioCall:
     # Steps
 
     async def take(self, step: Step) -> bool:
-        """Do a step; return False at the end of the call. Raises StepFailed, and NoSpeech."""
+        """Do a step; return False at the end of the call. Raises StepFailed, and ScenarioUnusable."""
         caller = self._caller
         match step:
             case SayText(say=text, voice=voice):
@@ -547,7 +612,7 @@ class ScenarioCall:
     # The whole call
 
     async def play(self, persona: Persona, model: ChatModel) -> None:
-        """Let a language model play the caller. Raises NoJudge, NoSpeech and StepFailed."""
+        """Let a language model play the caller. Raises ScenarioUnusable and StepFailed."""
         for _ in range(persona.turns):
             said = await model.play(persona, self.report.talk)
             if said is None:

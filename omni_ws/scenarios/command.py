@@ -4,35 +4,463 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import os
+import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Final, TypeAlias
+from statistics import median
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
+import numpy as np
 import orjson
+from websockets.exceptions import WebSocketException
 
-from omni_ws.caller.options import above_zero, count
-from omni_ws.caller.script import Target
-from omni_ws.scenarios.call import CallTools
-from omni_ws.scenarios.form import MAX_REPEAT, FormError, PlacedScenario, ScenarioFile, read_file
-from omni_ws.scenarios.judge import ChatModel, NoJudge
-from omni_ws.scenarios.report import HEAD, as_json, junit, row, save, summary
-from omni_ws.scenarios.running import (
-    RunOptions,
-    ScenarioResult,
-    check_files,
-    run_all,
-    texts_of,
+from omni_ws import __version__
+from omni_ws.audio.pcm import SampleLayout, pcm16_from_samples, resampled, samples_from_bytes
+from omni_ws.caller.live_caller import Echo, LiveCaller, Recorded, SettingsRefused
+from omni_ws.caller.script import Target, above_zero, count
+from omni_ws.caller.sounds import MIC_RATE, room_noise
+from omni_ws.caller.sounds import RATE as PLAYED_RATE
+from omni_ws.caller.wires import Wire
+from omni_ws.client.audio import Pcm16, write_wav
+from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFailed
+from omni_ws.scenarios.form import (
+    MAX_REPEAT,
+    FormError,
+    HearAnswer,
+    Interrupt,
+    Interruption,
+    Judged,
+    PlacedScenario,
+    PlaySound,
+    SayText,
+    Scenario,
+    ScenarioFile,
+    ScenarioUnusable,
+    ShowPicture,
+    listed,
+    read_file,
 )
+from omni_ws.scenarios.judge import ChatModel
 from omni_ws.scenarios.servers import NoServer, own_server, until_started
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
+from omni_ws.scenarios.sessions import NotHere, merged, wire_of
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, best_voice
 from omni_ws.weights.cache import fetched_file
+from omni_ws.wire.recording import FORMAT, VERSION, EndedLine, HeaderLine, encode_line
+
+Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
+#: The noise of a room that has none of its own, in dBFS; and how long it is until it repeats itself.
+_QUIET_DB: Final = -70.0
+_NOISE_SEC: Final = 30
+
+
+@dataclass
+class RunResult:
+    """What became of one run of a scenario."""
+
+    file: Path
+    line: int
+    name: str
+    seed: int
+    verdict: Verdict = "passed"
+    #: Why it failed, with file and line, or why it was skipped.
+    reasons: list[str] = field(default_factory=list)
+    report: CallReport = field(default_factory=CallReport)
+    seconds: float = 0.0
+    recorded: Recorded = field(default_factory=Recorded)
+    #: The wire of the call, and the first message of the server.
+    wire: Wire | None = None
+    created: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, line: int, *problems: str) -> None:
+        self.verdict = "failed"
+        self.reasons += [f"{self.file}:{line}: {problem}" for problem in problems]
+
+    def skip(self, reason: str) -> None:
+        self.verdict = "skipped"
+        self.reasons.append(reason)
+
+
+@dataclass
+class ScenarioResult:
+    """What became of all runs of a scenario, and of what is expected of them together."""
+
+    file: Path
+    scenario: PlacedScenario
+    runs: list[RunResult]
+    #: Why they failed together.
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.scenario.scenario.name
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {run.verdict for run in self.runs}
+        if self.reasons or "failed" in verdicts:
+            return "failed"
+        return "passed" if "passed" in verdicts else "skipped"
+
+    @property
+    def first_reason(self) -> str:
+        of_runs = (reason for run in self.runs if run.verdict == self.verdict for reason in run.reasons)
+        return next(of_runs, self.reasons[0] if self.reasons else "")
+
+    @property
+    def first_sounds(self) -> list[float]:
+        return [value for run in self.runs for value in run.report.first_sounds]
+
+    def judge(self, *, times: bool) -> None:
+        """Check what is expected of all runs together. Bounds in audio count without ``times``, too."""
+        bound = self.scenario.scenario.expect.median
+        if bound is None:
+            return
+        decided = [value for run in self.runs for value in run.report.decided_audio]
+        if times:
+            self._compare("first sounds", "ms", self.first_sounds, bound.within_ms)
+        self._compare("ends of turns", "ms of audio", decided, bound.decided_within_audio_ms)
+
+    def _compare(self, what: str, unit: str, found: Sequence[float], most: float | None) -> None:
+        if most is not None and found and (middle := median(found)) > most:
+            place = f"{self.file}:{self.scenario.line}"
+            self.reasons.append(f"{place}: the median of the {what} is {middle:.0f} {unit}, not within {most:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How scenarios are run. ``path`` replaces that of the front end; ``seed`` is that of the first run."""
+
+    tools: CallTools
+    voice: CallersVoice
+    model_of: Callable[[str], ChatModel]
+    realtime_only: bool = False
+    path: str | None = None
+    repeat: int | None = None
+    seed: int = 0
+    jobs: int = 4
+
+
+def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) -> Iterator[tuple[CallersVoice, str]]:
+    """Yield what the caller of a scenario says, and by which voice. Raises ScenarioUnusable."""
+    default = voice_of(file, scenario.scenario, voice)
+    for placed in scenario.steps:
+        match placed.step:
+            case SayText(say=text, voice=own):
+                yield (default if own is None else CallersVoice.parse(own)), text
+            case Interrupt(interrupt=how) if how.say is not None:
+                yield (default if how.voice is None else CallersVoice.parse(how.voice)), how.say
+
+
+def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> CallersVoice:
+    """Return the voice of a scenario. Raises ScenarioUnusable."""
+    named = scenario.voice or file.voice
+    return voice if named is None else CallersVoice.parse(named)
+
+
+def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpeech) -> Iterator[str]:
+    """Yield a problem for each recording and picture that cannot be read. ``speech`` keeps the recordings."""
+    for placed in scenario.steps:
+        match placed.step:
+            case PlaySound(sound=name) | Interrupt(interrupt=Interruption(sound=str(name))):
+                read: Callable[[Path], object] = speech.recording
+            case ShowPicture(show=name):
+                read = Path.read_bytes
+            case _:
+                continue
+        try:
+            read(file.path.parent / name)
+        except (ScenarioUnusable, OSError) as error:
+            yield f"{file.path}:{placed.line}: {error}"
+
+
+def needs_judge(scenario: PlacedScenario) -> bool:
+    """Whether a scenario asks a judge."""
+    asked = [scenario.scenario.expect.said, scenario.scenario.expect.not_said]
+    for placed in scenario.steps:
+        if isinstance(placed.step, HearAnswer):
+            asked += [placed.step.hear.said, placed.step.hear.not_said]
+    return any(isinstance(phrase, Judged) for some in asked for phrase in listed(some))
+
+
+async def run_all(
+    work: Sequence[tuple[ScenarioFile, PlacedScenario]], target: Target, options: RunOptions
+) -> AsyncIterator[ScenarioResult]:
+    """Run scenarios, ``options.jobs`` at a time; yield their results in order, each once all of its runs are over."""
+    slots = asyncio.Semaphore(options.jobs)
+
+    async def one(file: ScenarioFile, scenario: PlacedScenario, seed: int) -> RunResult:
+        async with slots:
+            return await _run(file, scenario, seed, target, options)
+
+    tasks = [
+        [
+            asyncio.create_task(one(file, scenario, options.seed + number), name=f"call {scenario.scenario.name}")
+            for number in range(options.repeat or scenario.scenario.repeat)
+        ]
+        for file, scenario in work
+    ]
+    try:
+        for (file, scenario), runs in zip(work, tasks, strict=True):
+            found = ScenarioResult(file.path, scenario, list(await asyncio.gather(*runs)))
+            found.judge(times=options.tools.times)
+            yield found
+    finally:
+        for task in (task for runs in tasks for task in runs):
+            task.cancel()
+        await asyncio.gather(*(task for runs in tasks for task in runs), return_exceptions=True)
+
+
+async def _run(
+    file: ScenarioFile, scenario: PlacedScenario, seed: int, target: Target, options: RunOptions
+) -> RunResult:
+    result = RunResult(file.path, scenario.line, scenario.scenario.name, seed)
+    began = asyncio.get_running_loop().time()
+    asked = "realtime" if options.realtime_only else scenario.scenario.protocol or file.protocol or "native"
+    try:
+        if needs_judge(scenario) and options.tools.judge is None:
+            raise NotHere("needs: a judge (--judge)")
+        session = merged(file.session, scenario.scenario.session)
+        path = options.path if options.realtime_only or asked == "native" else None
+        result.wire = wire_of(scenario, session, protocol=asked, path=path)
+        language = session.get("input_audio", {}).get("language", "en")
+        await _call(file, scenario, result, target, options, str(language).partition("-")[0])
+    except NotHere as reason:
+        result.skip(str(reason))
+    except SettingsRefused as error:
+        result.fail(scenario.line, f"the server does not take the session: {error}")
+    except (OSError, WebSocketException, TimeoutError) as error:
+        result.fail(scenario.line, f"no session: {error or type(error).__name__}")
+    except ScenarioUnusable as error:
+        result.fail(scenario.line, str(error))
+    result.seconds = asyncio.get_running_loop().time() - began
+    return result
+
+
+async def _call(
+    file: ScenarioFile,
+    scenario: PlacedScenario,
+    result: RunResult,
+    target: Target,
+    options: RunOptions,
+    language: str,
+) -> None:
+    room = scenario.scenario.room
+    level = _QUIET_DB if room.noise_db is None else room.noise_db
+    assert result.wire is not None
+    caller = LiveCaller(
+        target,
+        result.wire,
+        echo=None if room.echo_db is None else Echo(room.echo_db, room.echo_delay_ms),
+        noise=await asyncio.to_thread(room_noise, _NOISE_SEC, level, seed=result.seed),
+        loss=room.loss,
+        seed=result.seed,
+        recorded=result.recorded,
+    )
+    async with caller:
+        result.created = caller.created
+        call = ScenarioCall(
+            caller,
+            options.tools,
+            result.recorded,
+            folder=file.path.parent,
+            voice=voice_of(file, scenario.scenario, options.voice),
+            within_ms=file.defaults.within_ms,
+            language=language,
+        )
+        result.report = call.report
+        line = scenario.line
+        try:
+            if (persona := scenario.scenario.persona) is not None:
+                await call.play(persona, options.model_of(persona.llm))
+            for placed in scenario.steps:
+                line = placed.line
+                if not await call.take(placed.step):
+                    break
+        except StepFailed as failure:
+            result.fail(line, *failure.problems)
+        call.finish()
+        if result.verdict == "passed" and (problems := await _whole_call(scenario.scenario, call)):
+            result.fail(scenario.line, *problems)
+
+
+async def _whole_call(scenario: Scenario, call: ScenarioCall) -> list[str]:
+    """What is not as expected in the call as a whole."""
+    expect, report = scenario.expect, call.report
+    problems: list[str] = []
+    if expect.answers is not None and report.answers != expect.answers:
+        problems.append(f"{report.answers} answers, not {expect.answers}")
+    if expect.errors is not None and len(call.errors) != expect.errors:
+        problems.append(f"{len(call.errors)} errors ({', '.join(call.errors) or 'none'}), not {expect.errors}")
+    elif expect.errors is None and call.unseen_errors:
+        problems.append(f"the error {', '.join(call.unseen_errors)}")
+    said = " ".join(what for who, what in report.talk if who == "server")
+    return problems + await call.phrase_problems(expect.said, expect.not_said, said)
+
+
+_SHOWN: Final = 140
+#: The characters that XML 1.0 cannot have.
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_NAME: Final = re.compile(r"[^\w.-]+")
+
+
+def row(result: ScenarioResult) -> str:
+    """One line of the table."""
+    passed = sum(run.verdict == "passed" for run in result.runs)
+    middle = f"{median(result.first_sounds):6.0f} ms" if result.first_sounds else "        -"
+    reason = " ".join(result.first_reason.split())
+    reason = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}…"
+    skipped = sorted({one.partition(":")[0] for run in result.runs for one in run.report.skipped})
+    notes = f"not checked: {', '.join(skipped)}" if skipped and not reason else ""
+    counted = f"{passed}/{len(result.runs)}"
+    return f"{result.verdict:<8} {counted:>7} {middle}  {result.name:<32} {reason or notes}".rstrip()
+
+
+HEAD: Final = f"{'':<8} {'runs':>7} {'p50':>9}  scenario"
+
+
+def summary(results: Sequence[ScenarioResult], seconds: float) -> str:
+    """The last line of the table."""
+    counts = {name: sum(one.verdict == name for one in results) for name in ("passed", "failed", "skipped")}
+    unchecked = sum(len(run.report.skipped) for one in results for run in one.runs)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return (
+        f"{len(results)} scenarios: {told}"
+        + (f"; {unchecked} checks skipped" if unchecked else "")
+        + f"; {seconds:.0f} s"
+    )
+
+
+def as_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
+    return {
+        "scenarios": [
+            {
+                "file": str(one.file),
+                "line": one.scenario.line,
+                "name": one.name,
+                "verdict": one.verdict,
+                "reasons": one.reasons,
+                "first_sound_p50_ms": median(one.first_sounds) if one.first_sounds else None,
+                "runs": [
+                    {
+                        "seed": run.seed,
+                        "verdict": run.verdict,
+                        "reasons": run.reasons,
+                        "seconds": round(run.seconds, 3),
+                        "answers": run.report.answers,
+                        "first_sounds_ms": run.report.first_sounds,
+                        "skipped_checks": run.report.skipped,
+                        "judge": run.report.reasons,
+                        "talk": [{"who": who, "text": text} for who, text in run.report.talk],
+                    }
+                    for run in one.runs
+                ],
+            }
+            for one in results
+        ]
+    }
+
+
+def junit(results: Sequence[ScenarioResult]) -> bytes:
+    """JUnit's XML: a suite for each file, a case for each run of a scenario, and one for what all runs have to be."""
+    root = ElementTree.Element("testsuites")
+    for path in dict.fromkeys(one.file for one in results):
+        suite = ElementTree.SubElement(root, "testsuite", name=_xml(str(path)))
+        cases = [_case(suite, run) for one in results if one.file == path for run in one.runs]
+        for one in results:
+            if one.file == path and one.reasons:
+                cases.append(_add_case(suite, path, f"{one.name} [all runs]", 0.0, "failed", one.reasons))
+        suite.set("tests", str(len(cases)))
+        for kind, attribute in (("failure", "failures"), ("skipped", "skipped")):
+            suite.set(attribute, str(sum(case.find(kind) is not None for case in cases)))
+        suite.set("errors", "0")
+        suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+    ElementTree.indent(root)
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def _case(suite: ElementTree.Element, run: RunResult) -> ElementTree.Element:
+    case = _add_case(suite, run.file, f"{run.name} [{run.seed}]", run.seconds, run.verdict, run.reasons)
+    ElementTree.SubElement(case, "system-out").text = _xml(talk(run))
+    return case
+
+
+def _add_case(
+    suite: ElementTree.Element, path: Path, name: str, seconds: float, verdict: str, reasons: Sequence[str]
+) -> ElementTree.Element:
+    case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname=_xml(path.stem), time=f"{seconds:.3f}")
+    if verdict != "passed":
+        message = _xml(reasons[0] if reasons else "")
+        kind = "failure" if verdict == "failed" else "skipped"
+        told = ElementTree.SubElement(case, kind, message=message)
+        if verdict == "failed":
+            told.set("type", "AssertionError")
+            told.text = _xml("\n".join(reasons))
+    return case
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def talk(run: RunResult) -> str:
+    """Who said what, a line each."""
+    lines = (f"{who}: {' '.join(what.split())}" for who, what in run.report.talk)
+    judged = (f"judge: {reason}" for reason in run.report.reasons)
+    skipped = (f"not checked: {one}" for one in run.report.skipped)
+    return "\n".join(chain(lines, judged, skipped, run.reasons))
+
+
+def save(run: RunResult, folder: Path) -> Path:
+    """Write what a run sounded like, what was said, and its frames; return the path of the sound. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / f"{_NOT_NAME.sub('-', f'{run.file.stem}-{run.name}')}-{run.seed}"
+    sound = base.with_name(f"{base.name}.wav")
+    _write_stereo(sound, run.recorded)
+    base.with_name(f"{base.name}.txt").write_text(f"{talk(run)}\n", encoding="utf-8")
+    if run.wire is not None and run.recorded.lines:
+        base.with_name(f"{base.name}.ndjson").write_bytes(_recording(run))
+    return sound
+
+
+def _write_stereo(path: Path, recorded: Recorded) -> None:
+    """Left is what the caller said, right what was played to it."""
+    said = resampled(samples_from_bytes(bytes(recorded.said), SampleLayout.S16), MIC_RATE, PLAYED_RATE)
+    played = np.frombuffer(bytes(recorded.played), "<i2")
+    both = np.zeros((max(len(said), len(played)), 2), "<i2")
+    both[: len(said), 0] = pcm16_from_samples(said)
+    both[: len(played), 1] = played
+    write_wav(path, Pcm16(both.tobytes(), PLAYED_RATE, channels=2))
+
+
+def _recording(run: RunResult) -> bytes:
+    assert run.wire is not None
+    lines = run.recorded.lines
+    header = HeaderLine(
+        recording=FORMAT,
+        version=VERSION,
+        kind="websocket" if run.wire.kind == "websocket" else "realtime",
+        id=str(run.created.get("session_id") or run.created.get("id") or run.name),
+        server=__version__,
+        engine="unknown",
+        model=str(run.created.get("model") or "unknown"),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        payloads=True,
+    )
+    end = EndedLine(at=lines[-1].at)
+    return b"".join(encode_line(line) for line in (header, *lines, end))
+
 
 PASSED: Final = 0
 FAILED: Final = 1
@@ -43,10 +471,6 @@ INTERRUPTED: Final = 130
 _QWEN: Final = "qwen"
 
 _Work: TypeAlias = list[tuple[ScenarioFile, PlacedScenario]]
-
-
-class _Unusable(Exception):
-    """The command cannot do what it was asked for."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -61,7 +485,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return asyncio.run(_interruptible(_Command(options, environ, work)))
     except FormError as error:
         problems = error.problems
-    except (_Unusable, NoSpeech, NoServer, NoJudge) as error:
+    except (ScenarioUnusable, NoServer) as error:
         problems = [f"omni-ws test: error: {error}"]
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -91,7 +515,7 @@ def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
         return every
     known = {name for _, one in every for name in (one.scenario.name, *one.scenario.tags)}
     if unknown := [name for name in only if name not in known]:
-        raise _Unusable(f"--only {unknown[0]}: no scenario has this name or tag")
+        raise ScenarioUnusable(f"--only {unknown[0]}: no scenario has this name or tag")
     return [(file, one) for file, one in every if {one.scenario.name, *one.scenario.tags} & {*only}]
 
 
@@ -172,12 +596,12 @@ class _Command:
         if url is None:
             return None, None
         if options.url is not None and options.realtime is not None:
-            raise _Unusable("--url is not allowed with --realtime")
+            raise ScenarioUnusable("--url is not allowed with --realtime")
         parts = urlsplit(url)
         try:
             target = Target.parse(f"{parts.scheme}://{parts.netloc}", api_key=self._key)
         except ValueError as error:
-            raise _Unusable(str(error)) from None
+            raise ScenarioUnusable(str(error)) from None
         if options.realtime is None:
             return target, parts.path if parts.path not in ("", "/") else None
         path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
@@ -210,7 +634,7 @@ class _Command:
             if name == _QWEN:
                 file = fetched_file(_QWEN)
                 if file is None:
-                    raise _Unusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
+                    raise ScenarioUnusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
                 settings = {"llm": f"gguf:{file}", "asr": "none", "tts": "none"}
                 url = f"http://{await stack.enter_async_context(own_server(settings))}/v1"
             self._models[name] = ChatModel(url, self._model_key)

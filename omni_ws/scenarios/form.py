@@ -303,6 +303,10 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     scenarios: tuple[PlacedScenario, ...]
 
 
+class ScenarioUnusable(Exception):
+    """What a scenario needs (a voice, a recording, a model) is missing or not usable; the message says what to do."""
+
+
 class FormError(Exception):
     """The file does not have the form; ``problems`` are sentences, each with file and line."""
 

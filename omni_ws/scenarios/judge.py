@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
-from omni_ws.scenarios.form import Persona
+from omni_ws.scenarios.form import Persona, ScenarioUnusable
 
 #: How long a model may think.
 _ANSWER_SEC: Final = 120.0
@@ -27,10 +27,6 @@ _PLAY: Final = (
 )
 _SO_FAR: Final = "The caller: {who}\nWhat the caller wants: {goal}\n\nThe call so far:\n{talk}\n\nThe caller says next:"
 _GOODBYE: Final = "goodbye"
-
-
-class NoJudge(Exception):
-    """The language model cannot be reached, or does not answer as it should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +48,19 @@ class ChatModel:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NoJudge(f"{self.url!r} is not the URL of a language model, such as http://127.0.0.1:8000/v1")
+            raise ScenarioUnusable(f"{self.url!r} is not the URL of a language model, such as http://127.0.0.1:8000/v1")
         path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
         self._model = parts.fragment or None
         self._base = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
     async def judge(self, question: str, talk: Sequence[tuple[str, str]]) -> Judgement:
-        """Ask a question about a conversation. Raises NoJudge if the answer is neither yes nor no."""
+        """Ask a question about a conversation. Raises ScenarioUnusable if the answer is neither yes nor no."""
         told = "\n".join(f"{who}: {what}" for who, what in talk)
         said = await self._ask([_message("system", _JUDGE), _message("user", f"{told}\n\nQuestion: {question}")], 100)
         word = said.strip().strip("*\"'").lower()
         first = next(iter("".join(one if one.isalpha() else " " for one in word).split()), "")
         if first not in ("yes", "no"):
-            raise NoJudge(f"the judge said neither yes nor no: {said.strip()[:200]!r}")
+            raise ScenarioUnusable(f"the judge said neither yes nor no: {said.strip()[:200]!r}")
         return Judgement(first == "yes", said.strip())
 
     async def play(self, persona: Persona, talk: Sequence[tuple[str, str]]) -> str | None:
@@ -84,7 +80,7 @@ class ChatModel:
         try:
             return str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError):
-            raise NoJudge(f"{self._base} sent no answer") from None
+            raise ScenarioUnusable(f"{self._base} sent no answer") from None
 
     async def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
@@ -99,11 +95,13 @@ class ChatModel:
             with urllib.request.urlopen(request, timeout=_ANSWER_SEC) as answer:
                 found = orjson.loads(answer.read())
         except urllib.error.HTTPError as error:
-            raise NoJudge(f"{self._base} refuses: {error.code} {error.read()[:200].decode(errors='replace')}") from None
+            raise ScenarioUnusable(
+                f"{self._base} refuses: {error.code} {error.read()[:200].decode(errors='replace')}"
+            ) from None
         except (OSError, ValueError) as error:
-            raise NoJudge(f"{self._base} cannot be reached: {error}") from None
+            raise ScenarioUnusable(f"{self._base} cannot be reached: {error}") from None
         if not isinstance(found, dict):
-            raise NoJudge(f"{self._base} sent no JSON object")
+            raise ScenarioUnusable(f"{self._base} sent no JSON object")
         return found
 
 

@@ -26,6 +26,7 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.tts.voice_process import VoiceProcess, espeak_is_here
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.scenarios.form import ScenarioUnusable
 from omni_ws.weights.cache import fetched_file, fetched_folder
 from omni_ws.weights.sources import pinned_weights
 
@@ -44,10 +45,6 @@ _PACKAGES: Final = {"hibari": "hibari-tts", "kokoro": "hibari-tts", "espeak-ng":
 _LONGEST_SEC, _CUT_FROM_SEC = 25, 15
 
 
-class NoSpeech(Exception):
-    """A voice, a recogniser or a recording is not there; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class CallersVoice:
     """A voice of callers: its synthesiser, and its name there; None is the first one."""
@@ -57,10 +54,10 @@ class CallersVoice:
 
     @classmethod
     def parse(cls, text: str) -> CallersVoice:
-        """Parse ``hibari``, ``kokoro:NAME`` or ``espeak-ng[:NAME]``. Raises NoSpeech."""
+        """Parse ``hibari``, ``kokoro:NAME`` or ``espeak-ng[:NAME]``. Raises ScenarioUnusable."""
         kind, _, name = text.partition(":")
         if kind not in _KINDS:
-            raise NoSpeech(f"no voice {text!r}: voices are hibari, kokoro[:NAME] and espeak-ng[:NAME]")
+            raise ScenarioUnusable(f"no voice {text!r}: voices are hibari, kokoro[:NAME] and espeak-ng[:NAME]")
         return cls(kind, name or None)
 
     @property
@@ -80,14 +77,14 @@ class CallersVoice:
 
 
 def best_voice() -> CallersVoice:
-    """Return the voice of callers that name none. Raises NoSpeech where there is no voice at all."""
+    """Return the voice of callers that name none. Raises ScenarioUnusable where there is no voice at all."""
     if fetched_folder("kokoro") is not None:
         return CallersVoice("kokoro", "af_heart")
     if fetched_file("hibari") is not None:
         return CallersVoice("hibari")
     if espeak_is_here():
         return CallersVoice("espeak-ng")
-    raise NoSpeech("no voice for callers: `omni-ws weights fetch hibari` fetches one, or install espeak-ng")
+    raise ScenarioUnusable("no voice for callers: `omni-ws weights fetch hibari` fetches one, or install espeak-ng")
 
 
 class CallersSpeech:
@@ -104,12 +101,12 @@ class CallersSpeech:
         self.rendered = 0
 
     async def render(self, said: Iterable[tuple[CallersVoice, str]]) -> None:
-        """Render each text that is not in the cache. Raises NoSpeech."""
+        """Render each text that is not in the cache. Raises ScenarioUnusable."""
         for voice, text in said:
             await self.of(voice, text)
 
     async def of(self, voice: CallersVoice, text: str) -> Samples:
-        """Return speech at 16 kHz. Raises NoSpeech."""
+        """Return speech at 16 kHz. Raises ScenarioUnusable."""
         if (known := self._known.get((voice, text))) is not None:
             return known
         file = self._file(voice, text)
@@ -122,7 +119,7 @@ class CallersSpeech:
         return samples
 
     def recording(self, path: Path) -> Samples:
-        """Return a recording at 16 kHz. Raises NoSpeech."""
+        """Return a recording at 16 kHz. Raises ScenarioUnusable."""
         if path not in self._recordings:
             self._recordings[path] = recording(path)
         return self._recordings[path]
@@ -148,12 +145,12 @@ class CallersSpeech:
                 rate = output.sample_rate
                 parts.append(as_samples(output.samples))
         except (EngineFailed, InvalidValue) as error:
-            raise NoSpeech(f"no voice {voice.text}: {error.message}") from None
+            raise ScenarioUnusable(f"no voice {voice.text}: {error.message}") from None
         samples = resampled(np.concatenate([NO_SAMPLES, *parts]), rate, MIC_RATE)
         try:
             return _trimmed(samples)
         except ValueError:
-            raise NoSpeech(f"{voice.text} makes no sound of {text!r}") from None
+            raise ScenarioUnusable(f"{voice.text} makes no sound of {text!r}") from None
 
     async def close(self) -> None:
         """End the voices."""
@@ -178,11 +175,11 @@ def _keep(file: Path, samples: Samples) -> None:
 
 
 def recording(path: Path) -> Samples:
-    """Read a WAV file as mono at 16 kHz. Raises NoSpeech."""
+    """Read a WAV file as mono at 16 kHz. Raises ScenarioUnusable."""
     try:
         audio = read_wav(path)
     except (OSError, UnreadableAudio) as error:
-        raise NoSpeech(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
+        raise ScenarioUnusable(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
     samples = mixed_down(samples_from_bytes(audio.samples, SampleLayout.S16), audio.channels)
     return resampled(samples, audio.sample_rate, MIC_RATE)
 
@@ -203,7 +200,7 @@ class Ears:
         self._model: object = None
 
     async def words(self, samples: Samples) -> str:
-        """Return the words in sound at 16 kHz. Raises NoSpeech where there is no recogniser."""
+        """Return the words in sound at 16 kHz. Raises ScenarioUnusable where there is no recogniser."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._words, samples)
 
     def _words(self, samples: Samples) -> str:
@@ -213,7 +210,7 @@ class Ears:
             try:
                 self._model = WhisperModel(whisper_folder(DEFAULT_MODEL))
             except EngineFailed as error:
-                raise NoSpeech(error.message) from None
+                raise ScenarioUnusable(error.message) from None
         return " ".join(self._model.transcribe(part, words=False).text.strip() for part in _parts(samples))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from omni_ws.audio.pcm import resampled
 from omni_ws.calls.lines import CallFolder
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import GenerationRequest, OutputWriter
-from omni_ws.transport.routes import call_fork
+from omni_ws.transport.routes import calls
 
 KEYS = (
     ApiKey(name="boss", key_sha256=digest("boss-key"), admin=True),
@@ -160,9 +160,9 @@ async def test_a_spoken_turn_is_said_again_at_its_pace(tmp_path: Path) -> None:
         ({"turn": 4}, 400, "turn"),
         ({"turn": 1, "llm": "other"}, 400, "llm"),
         ({"turn": 1, "voice": 7}, 400, "voice"),
-        ({"turn": 1, "voice": "x" * (call_fork.MAX_VOICE + 1)}, 400, "voice"),
-        ({"turn": 1, "instructions": "x" * (call_fork.MAX_INSTRUCTIONS + 1)}, 400, "instructions"),
-        ({"turn": 1, "instructions": "x" * call_fork.MAX_INSTRUCTIONS}, 200, None),
+        ({"turn": 1, "voice": "x" * (calls.MAX_VOICE + 1)}, 400, "voice"),
+        ({"turn": 1, "instructions": "x" * (calls.MAX_INSTRUCTIONS + 1)}, 400, "instructions"),
+        ({"turn": 1, "instructions": "x" * calls.MAX_INSTRUCTIONS}, 200, None),
     ],
 )
 async def test_what_cannot_be_forked_is_refused(tmp_path: Path, body: Any, status: int, param: str | None) -> None:
@@ -199,7 +199,7 @@ async def test_one_fork_at_a_time_and_no_longer_than_it_may_take(
         engine.held.set()
         assert (await first).status == 200
         engine.held = asyncio.Event()
-        monkeypatch.setattr(call_fork, "ANSWER_SEC", 0.1)
+        monkeypatch.setattr(calls, "ANSWER_SEC", 0.1)
         late = await fork(server, call_id, {"turn": 1})
         assert (late.status, late.json()["error"]["code"]) == (503, "engine_overloaded")
         engine.held.set()

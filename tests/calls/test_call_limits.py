@@ -8,11 +8,10 @@ import orjson
 import pytest
 from support.call_sound import noise, pcm16, tracks
 
-from omni_ws.calls import frames, sound, story
+from omni_ws.calls import reading, sound, story
 from omni_ws.calls.files import describe
-from omni_ws.calls.frames import FrameList
 from omni_ws.calls.lines import CallFolder, CallLines
-from omni_ws.calls.reading import CallReading
+from omni_ws.calls.reading import CallReading, FrameList
 from omni_ws.calls.story import Story
 from omni_ws.wire.recording import (
     EndedLine,
@@ -44,7 +43,7 @@ def told_text(number: int, text: str = "x") -> SentLine:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_frames_of_a_list(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAMES", 5)
+    monkeypatch.setattr(reading, "MAX_FRAMES", 5)
     found = FrameList()
     for number in range(5 + more):
         found.add(told_text(number), {"type": "t", "n": number})
@@ -54,7 +53,7 @@ def test_frames_of_a_list(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_bytes_of_a_list(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     one = len(orjson.dumps({"at_ms": 0.0, "side": "server", "event": "out", "frame": {"type": "t"}}))
-    monkeypatch.setattr(frames, "MAX_BYTES", 3 * one)
+    monkeypatch.setattr(reading, "MAX_BYTES", 3 * one)
     found = FrameList()
     for _ in range(3 + more):
         found.add(told_text(0), {"type": "t"})
@@ -66,7 +65,7 @@ def test_bytes_of_one_frame(more: int) -> None:
     found = FrameList()
     frame = {"type": "t", "text": ""}
     empty = len(orjson.dumps({"at_ms": 0.0, "side": "server", "event": "out", "frame": frame}))
-    frame["text"] = "x" * (frames.MAX_FRAME_BYTES - empty + more)
+    frame["text"] = "x" * (reading.MAX_FRAME_BYTES - empty + more)
     found.add(told_text(0), frame)
     shown = {"type": "t"} if more else frame
     assert found.entries[0]["frame"] == shown

@@ -11,7 +11,7 @@ from support.call_sound import RATE, noise, tracks
 
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.calls.lines import CallLines
-from omni_ws.calls.streams import MOST_OPEN, CompressedStreams
+from omni_ws.calls.reading import MOST_OPEN, CompressedStreams
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.wire.recording import HeaderLine, SoundLine, encode_line
 

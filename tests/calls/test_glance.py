@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 from support.made_calls import Said, write_call
 
-from omni_ws.calls.glance import MAX_LETTERS, Glance, glance
+from omni_ws.calls.reading import MAX_LETTERS, Glance, glance
 
 
 def only_file(folder: Path) -> Path:

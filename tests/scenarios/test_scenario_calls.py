@@ -25,10 +25,10 @@ from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TranscriptOutput
 from omni_ws.errors import EngineFailed
 from omni_ws.scenarios.call import CallTools
-from omni_ws.scenarios.form import ScenarioFile, parse
-from omni_ws.scenarios.judge import ChatModel, NoJudge
-from omni_ws.scenarios.running import RunOptions, ScenarioResult, run_all
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, recording
+from omni_ws.scenarios.command import RunOptions, ScenarioResult, run_all
+from omni_ws.scenarios.form import ScenarioFile, ScenarioUnusable, parse
+from omni_ws.scenarios.judge import ChatModel
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, recording
 from omni_ws.wire.recording import ReceivedLine
 
 RATE = 24_000
@@ -473,7 +473,7 @@ async def test_a_server_that_answers_otherwise_is_told(folder: Path, message: st
 
 
 async def test_a_voice_that_is_not_there_is_told() -> None:
-    with pytest.raises(NoSpeech, match="voices are hibari"):
+    with pytest.raises(ScenarioUnusable, match="voices are hibari"):
         CallersVoice.parse("somebody")
 
 
@@ -499,7 +499,7 @@ async def test_a_judge_that_is_not_there_is_told(folder: Path) -> None:
     judge = ChatModel("http://127.0.0.1:9/v1#one")
     found = await results(engine_that(said("Paris."), DONE), file_of(folder, JUDGED), judge=judge)
     assert_verdict(found, ":3: http://127.0.0.1:9/v1 cannot be reached")
-    with pytest.raises(NoJudge, match="is not the URL of a language model"):
+    with pytest.raises(ScenarioUnusable, match="is not the URL of a language model"):
         ChatModel("somewhere")
 
 

@@ -14,7 +14,8 @@ from omni_ws.caller.script import frame_levels
 from omni_ws.caller.word_errors import word_errors
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.config.model import VoiceChoice
-from omni_ws.scenarios.speech import LEVEL_DB, CallersSpeech, CallersVoice, Ears, NoSpeech, end_of_speech, recording
+from omni_ws.scenarios.form import ScenarioUnusable
+from omni_ws.scenarios.speech import LEVEL_DB, CallersSpeech, CallersVoice, Ears, end_of_speech, recording
 
 ESPEAK = CallersVoice("espeak-ng")
 TEXT = "One two three four five."
@@ -47,9 +48,9 @@ async def test_speech_is_rendered_once_and_heard(tmp_path: Path) -> None:
         long = np.concatenate([silence, *(part for one in said * 3 for part in (one, silence))])
         assert len(long) > 28 * 16_000
         assert word_errors(" ".join(SENTENCES * 3), await ears.words(long)).rate < 0.2
-        with pytest.raises(NoSpeech, match="unknown voice 'nobody'"):
+        with pytest.raises(ScenarioUnusable, match="unknown voice 'nobody'"):
             await first.of(CallersVoice("espeak-ng", "nobody"), TEXT)
-        with pytest.raises(NoSpeech, match="makes no sound"):
+        with pytest.raises(ScenarioUnusable, match="makes no sound"):
             await first.of(ESPEAK, "...")
     finally:
         await first.close()
@@ -63,7 +64,7 @@ def test_a_recording_is_read_at_16_khz(tmp_path: Path) -> None:
     assert end_of_speech(samples) == (0, 20)
     assert end_of_speech(np.zeros(6400, np.float32)) == (0, 0)
     (tmp_path / "text.wav").write_text("no sound")
-    with pytest.raises(NoSpeech, match=r"text\.wav: "):
+    with pytest.raises(ScenarioUnusable, match=r"text\.wav: "):
         recording(tmp_path / "text.wav")
 
 

@@ -521,7 +521,7 @@ class AnswerWriter:
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:
             self._request.timeline.mark_output_began(chunk.modality)
-        if self._observed.listening_to_outputs:
+        if self._observed.observers.listening_to_outputs:
             self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
 

@@ -84,7 +84,7 @@ class InputFlow:
 
     def notify_observers(self) -> None:
         """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
-        if not self._observed.listening:
+        if not self._observed.observers.listening:
             return
         stream, reorder = self._stream, self._stream.reorder
         self._observed.notify(

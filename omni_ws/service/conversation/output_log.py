@@ -55,13 +55,6 @@ class Attachment:
     def time_is_up(self, error: OmniError) -> None:
         """Called with the error of a client that was silent, left a gap open, or did not read for too long."""
 
-    def saved(self) -> bytes:
-        """Return the attachment's own state, with which another one of its kind can go on. May be called often.
-
-        Empty if there is none, or if the session cannot be moved to another server.
-        """
-        return b""
-
     def replaced(self) -> None:
         """Called when another connection has taken over the session."""
 
@@ -260,7 +253,10 @@ class OutputLog:
             if now - self.written_at >= COALESCE_SEC and self.reader.write_now(message):
                 self.written_at = now
                 if self._kept_capacity:
-                    self._keep_written(message)
+                    cost = message_cost(message)
+                    if self.budget is not None:
+                        self.budget.charge(cost)
+                    self._keep(message, cost)
                 return
         if isinstance(message, OmniError):  # whose traceback may hold the refused payload
             message = message.without_traceback()
@@ -288,13 +284,6 @@ class OutputLog:
     def ready(self) -> bool:
         """Whether a message waits that may be taken."""
         return bool(self._messages) and self._messages[0][2] <= self._opened
-
-    def _keep_written(self, output: OutputChunk) -> None:
-        """Keep an output that was written at once, and charge it."""
-        cost = message_cost(output)
-        if self.budget is not None:
-            self.budget.charge(cost)
-        self._keep(output, cost)
 
     def _keep(self, message: ServerMessage, cost: int) -> None:
         """Keep a message that a reader has taken and that is charged already; drop the oldest beyond the capacity."""

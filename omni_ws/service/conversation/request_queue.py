@@ -481,7 +481,7 @@ class RequestQueue:
             self._put_transcript(transcript_chunk(request, transcript, sequencer=self._sequencer))
 
     def _put_transcript(self, chunk: OutputChunk) -> None:
-        if self._observed.listening_to_outputs:
+        if self._observed.observers.listening_to_outputs:
             self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
 

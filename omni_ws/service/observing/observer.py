@@ -611,16 +611,6 @@ class ObservedSession:
         self.timeline = SessionTimeline(now())
         self._now = now
 
-    @property
-    def listening(self) -> bool:
-        """Whether the server has any observer."""
-        return self.observers.listening
-
-    @property
-    def listening_to_outputs(self) -> bool:
-        """Whether any observer takes every output."""
-        return self.observers.listening_to_outputs
-
     def notify(self, observation: Observation) -> None:
         """Report an observation of this session to the observers, if there are any."""
         if self.observers.listening:

@@ -120,7 +120,7 @@ class Admission:
         self._taken: set[Slot] = set()
         #: The slots that are lent, oldest first.
         self._lent: dict[Slot, None] = {}
-        self._counts: SlotCounts = counts or OwnSlotCounts()
+        self._counts = counts or SlotCounts()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
         self._no_sessions = asyncio.Event()
@@ -362,6 +362,17 @@ class Admission:
         if self._daily_use is not None:
             self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Count the use of a request that has ended, however it ended: of all observations an Observer needs these."""
+        if isinstance(observation, RequestEnded):
+            usage = observation.outcome.final.usage
+            self.spent(
+                session.owner,
+                tokens=usage.input_tokens + usage.output_tokens,
+                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                reserved=observation.timeline.admitted,
+            )
+
     def priority(self, owner: str | None, wanted: int) -> int:
         """Return ``wanted``, raised to 0 unless the key named ``owner`` may use priorities below 0."""
         return wanted if owner in self._preferred else max(0, wanted)
@@ -397,59 +408,45 @@ def _now() -> float:
 # Counts of the slots that sessions have taken, by holder.
 
 
-class SlotCounts(Protocol):
-    """Counts of the taken slots of the whole server. The holder None counts against the server alone."""
+class SlotCounts:
+    """Counts of the taken slots of a server that is a single process; base class of those of several.
+
+    The holder None counts against the server alone.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._held: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
         """The number of slots that are taken."""
-        ...
+        return self._total
 
     def held(self, holder: str) -> int:
         """Return how many slots ``holder`` has."""
-        ...
-
-    def holders(self, beside: str) -> int:
-        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
-        ...
-
-    def add(self, holder: str | None) -> None:
-        """Count a slot that this process has given to ``holder``."""
-
-    def remove(self, holder: str | None) -> None:
-        """Undo ``add``: a slot of ``holder`` was released."""
-
-    def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
-        ...
-
-
-class OwnSlotCounts:
-    """The SlotCounts of a server that is a single process."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._held: Counter[str] = Counter()
-
-    def held(self, holder: str) -> int:
         return self._held[holder]
 
     def holders(self, beside: str) -> int:
+        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
         return len(self._held.keys() | {beside})
 
     def add(self, holder: str | None) -> None:
-        self.total += 1
+        """Count a slot that this process has given to ``holder``."""
+        self._total += 1
         if holder is not None:
             self._held[holder] += 1
 
     def remove(self, holder: str | None) -> None:
-        self.total -= 1
+        """Undo ``add``: a slot of ``holder`` was released."""
+        self._total -= 1
         if holder is not None:
             self._held[holder] -= 1
             if not self._held[holder]:
                 del self._held[holder]
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
+        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
         return TokenBucket(rate=rate, capacity=capacity, now=now)
 
 
@@ -550,27 +547,6 @@ class DailyUseFile:
         if self._changed:
             await self._write()
         os.close(self._lock)
-
-
-class DailyUseObserver:
-    """The observer that tells admission what each request has used.
-
-    Register it without ``every_chunk`` and ``every_output``.
-    """
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count the use of a request that has ended, however it ended."""
-        if isinstance(observation, RequestEnded):
-            usage = observation.outcome.final.usage
-            self._admission.spent(
-                session.owner,
-                tokens=usage.input_tokens + usage.output_tokens,
-                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
-                reserved=observation.timeline.admitted,
-            )
 
 
 def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:

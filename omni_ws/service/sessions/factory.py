@@ -1,4 +1,4 @@
-"""SessionFactory, which opens the sessions of a server and owns what they share."""
+"""SessionFactory, which opens the sessions of a server and owns what they share; and the chats beside a session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import Gauge
@@ -25,7 +25,7 @@ from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.composed.parts import HasParts
 from omni_ws.engine.llm.coming import RULES, growing_llm
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import EngineFailed, EngineOverloaded
+from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation.configuration import (
     LOCAL_MODEL,
@@ -34,8 +34,8 @@ from omni_ws.service.conversation.configuration import (
     ServedModel,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits
-from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
+from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage
+from omni_ws.service.conversation.output_log import Attachment, OutputLog, StoredBytes
 from omni_ws.service.conversation.server_results import ServerResults
 from omni_ws.service.conversation.summing import SumsUp
 from omni_ws.service.failure import new_id
@@ -44,14 +44,12 @@ from omni_ws.service.mcp.client import McpReach
 from omni_ws.service.mcp.servers import ToolServers
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
+from omni_ws.service.sessions.admission import Admission, DailyUseFile, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
 from omni_ws.service.store.opening import configured_store
 
-if TYPE_CHECKING:
-    from omni_ws.service.sessions.chats import Chats
-
-logger = logging.getLogger("omni_ws.model")
+logger = logging.getLogger(__name__)
+model_log = logging.getLogger("omni_ws.model")
 
 #: Formats that can be cut anywhere, for sessions whose client plays audio as it arrives.
 STREAM_FORMATS: Final = frozenset(
@@ -121,7 +119,7 @@ class SessionFactory:
             Accounts(self.metrics, log_content=config.log_content), every_chunk=False, every_output=False
         )
         if daily_use is not None:
-            self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
+            self.observers.add(self.admission, every_chunk=False, every_output=False)
         #: The rules of each kind of session: one object for all its sessions, as long as the rules stay the same.
         self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
         #: The open conversations, with the arguments of ``_rules`` for each.
@@ -151,7 +149,7 @@ class SessionFactory:
             self._has_stood_in = True
             asked = {"asked": name[:_SHOWN_CHARACTERS]} if self.config.log_content else {}
             message = "a client requested the model by another name; further ones are not told"
-            write_line(logger, logging.INFO, message, **asked, served=self.model.names[0])
+            write_line(model_log, logging.INFO, message, **asked, served=self.model.names[0])
 
     def sum_up_by(self, summaries: SumsUp) -> None:
         """Have the talks of sessions that open from now on summed up."""
@@ -385,3 +383,96 @@ def _conversation_limits(config: ServerConfig) -> ConversationLimits:
         max_history_tokens=config.limits.max_history_tokens,
         asr_timeout_sec=config.asr.timeout_sec,
     )
+
+
+#: Labels chats, and those in which talks are summed up, in metrics and logs.
+CHAT_ORIGIN: Final = "chat"
+SUMMARY_ORIGIN: Final = "summary"
+#: What a chat has in common, whatever its session asks for: text alone, and nothing that is said unasked.
+_OF_ALL: Final[dict[str, Any]] = {"task": "chat", "modalities": ["text"], "idle_prompt": None, "greeting": ""}
+
+
+class Chats:
+    """Opens the chats of a server. ``engine`` answers in them; None for the engine that answers all."""
+
+    def __init__(self, factory: SessionFactory, engine: Engine | None = None) -> None:
+        self._factory = factory
+        self._engine = engine
+        self._lives: set[asyncio.Task[None]] = set()
+
+    def open(self, of: Conversation, receive: Callable[[ServerMessage], None], *, in_background: bool = False) -> Chat:
+        """Open a chat of the session of ``of``, until its ``close``. Its requests count like those of the session.
+
+        ``receive`` is called with each message, and must not raise. ``in_background``: the server asks by itself, the
+        engine of the session; the requests count in daily limits alone.
+        """
+        own = None if of.engine is self._factory.engine else of.engine
+        conversation = self._factory.open(
+            output_formats=STREAM_FORMATS,
+            any_model=True,
+            origin=SUMMARY_ORIGIN if in_background else CHAT_ORIGIN,
+            owner=of.observed.identity.owner,
+            engine=own if in_background else self._engine,
+        )
+        if not in_background:
+            conversation.admit = of.admit
+        chat = Chat(conversation, receive)
+        life = asyncio.create_task(chat.run(), name=f"chat {conversation.observed.identity.session_id}")
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
+        return chat
+
+    async def close(self) -> None:
+        """Wait until no chat is left. The sessions must have ended."""
+        if self._lives:
+            await asyncio.wait(self._lives)
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+class Chat(Attachment):
+    """One chat: a conversation, and what carries it. Its requests come whole (``Conversation.respond``)."""
+
+    def __init__(self, conversation: Conversation, receive: Callable[[ServerMessage], None]) -> None:
+        self.conversation = conversation
+        self._receive = receive
+        self._closed = asyncio.Event()
+        #: Whether it answers no more: it was closed, or its engine has failed for good.
+        self.has_ended = False
+        conversation.attach(self)
+        conversation.suspend_time(True)
+
+    def configure(self, **patch: Any) -> None:
+        """Configure the requests from now on. Raises an InvalidRequest, and changes nothing then."""
+        self.conversation.configure({**_OF_ALL, **patch})
+
+    def output_ready(self) -> None:
+        asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        while not self._closed.is_set() and (message := self.conversation.outbox.take()) is not None:
+            self._receive(message)
+
+    def close(self) -> None:
+        """Stop the answers, and release everything at the next opportunity. Nothing is received after that."""
+        self.has_ended = True
+        self._closed.set()
+
+    async def run(self) -> None:
+        """Answer requests until the end."""
+        answers = asyncio.create_task(self.conversation.run())
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([answers, closed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.has_ended = True
+            answers.cancel()
+            closed.cancel()
+            found, _ = await asyncio.gather(answers, closed, return_exceptions=True)
+            if isinstance(found, OmniError):
+                logger.warning("a chat of a session has ended: %s", found.message)
+            self.conversation.end()
+            self._deliver()
+            self.conversation.detach()
+            self.conversation.outbox.close()
+            self.conversation.observed.ended()

@@ -67,8 +67,8 @@ class SavedSession(msgspec.Struct, kw_only=True):
     token: bytes
     spent_token: bytes | None
     conversation: SavedConversation
-    #: See ``Attachment.saved``.
-    attachment: bytes
+    #: Nothing: earlier servers, which may share the store, expect it.
+    attachment: bytes = b""
     #: When it was opened; Unix time in seconds. None in records of earlier servers.
     opened_at: float | None = None
 
@@ -105,8 +105,6 @@ class Session:
         #: Digest of the token of the newest connection.
         self._token = b""
         self._attachment: Attachment | None = None
-        #: The saved state of the attachment that the session had when it was saved; see ``Attachment.saved``.
-        self.of_attachment = b""
         #: Set while there is no attachment, also when the session is ending.
         self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
@@ -181,7 +179,6 @@ class Session:
             token=self._token,
             spent_token=self.spent_token,
             conversation=self.conversation.saved(),
-            attachment=self.of_attachment if self._attachment is None else self._attachment.saved(),
             opened_at=self.opened_at,
         )
 
@@ -192,7 +189,7 @@ class Session:
 
         Raises what ``Conversation.restore`` raises.
         """
-        self._token, self.spent_token, self.of_attachment = saved.token, saved.spent_token, saved.attachment
+        self._token, self.spent_token = saved.token, saved.spent_token
         if saved.opened_at is not None:
             self.opened_at, self.age_at_restore = saved.opened_at, max(0.0, time.time() - saved.opened_at)
         self.conversation.restore(saved.conversation)

@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 
 from omni_ws.core.quota import DailyCounts, DailyLimits, DailyUse, TokenBucket, UsedToday
 from omni_ws.errors import RateLimited
+from omni_ws.service.sessions.admission import SlotCounts
 
 _CELL: Final = 8
 #: Cells of the server: the first says whether all workers have been ready once.
@@ -267,10 +268,11 @@ class SharedCounts:
                 )
 
 
-class SharedSlotCounts:
+class SharedSlotCounts(SlotCounts):
     """The SlotCounts of one of several workers: adds to its own row, and sums over all rows."""
 
     def __init__(self, counts: SharedCounts, own: WorkerRow) -> None:
+        super().__init__()
         self._counts = counts
         self._own = own
 

@@ -46,7 +46,7 @@ from omni_ws.service.conversation.remarks import text_input
 from omni_ws.service.conversation.request import as_engines_know_it
 from omni_ws.service.conversation.summing import Sizes
 from omni_ws.service.failure import new_id, unexpected
-from omni_ws.service.sessions.chats import Chat, Chats
+from omni_ws.service.sessions.factory import Chat, Chats
 
 logger = logging.getLogger(__name__)
 

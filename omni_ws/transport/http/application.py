@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +10,14 @@ from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 
-from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, UpgradeRequired
+from omni_ws.config.keys import ApiKey
+from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, Unauthenticated, UpgradeRequired
 from omni_ws.metrics import Metrics
+from omni_ws.service.observing.profiling import Profiling
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
+from omni_ws.transport.http.access import Authenticator, ClientSecret, ClientSecrets, presented_key
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
@@ -40,8 +46,15 @@ class UpgradeDecision:
 class Application(ABC):
     """Base class of the application behind the front door: answers HTTP requests and WebSocket handshakes.
 
-    All methods run on the event loop.
+    All methods run on the event loop. The attributes are what front ends are made of.
     """
+
+    sessions: SessionFactory
+    authenticator: Authenticator
+    secrets: ClientSecrets
+    #: None without ``record``.
+    recorder: Recorder | None
+    profiling: Profiling
 
     @abstractmethod
     async def handle(self, exchange: HttpExchange) -> None:
@@ -102,6 +115,25 @@ class FrontEnd:
     All methods run on the event loop.
     """
 
+    def __init__(self, app: Application) -> None:
+        self._sessions = app.sessions
+        self._config = app.sessions.config
+        self._authenticator = app.authenticator
+        self._secrets = app.secrets
+        self._recorder = app.recorder
+
+    def _identified(self, request: HttpRequest, kind: str) -> tuple[ApiKey | None, ClientSecret | None]:
+        """Return the key of a request, given directly or by a client secret, and that secret.
+
+        Raises Unauthenticated, also for the secret of another ``kind`` of session.
+        """
+        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
+        if secret is None:
+            return self._authenticator.authenticate(request), None
+        if secret.kind != kind:
+            raise Unauthenticated("this client secret is for another kind of session")
+        return secret.key, secret
+
     def register(self, router: Router) -> None:
         """Add the routes and the WebSocket endpoints."""
 
@@ -130,7 +162,8 @@ class FrontEnd:
 class SessionFrontEnd(FrontEnd):
     """Base class of front ends with Sessions, which it drains and ends with the server."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, app: Application, sessions: Sessions) -> None:
+        super().__init__(app)
         self._live = sessions
 
     def drain(self, time_left: float) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, InputChunk
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.reorder import offset_end
 from omni_ws.core.request_input import InputState
 from omni_ws.errors import (
@@ -143,11 +144,12 @@ class ModeBSession(Attachment):
         self.ended = asyncio.Event()
         #: When the registry expires, or then forgets, the ended session (loop's clock); None once it is forgotten.
         self.kept_until: float | None = None
-        #: None when the work is done, and ``_intake`` is deleted then, since both hold memory.
+        #: None when the work is done, since it holds memory.
         self._session = session
         if session is not None:
-            self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
-        #: Replaces ``_intake`` once the session has ended.
+            # Each HTTP request may be delayed or repeated: a gap may stay open until the end of the input is announced.
+            session.conversation.stream.leave_gaps()
+        #: How much input had arrived when the session ended, and has since.
         self._progress = InputProgress()
         self._readers = 0
         self._loop = asyncio.get_running_loop()
@@ -214,6 +216,12 @@ class ModeBSession(Attachment):
         return None if self._session is None else self._session.conversation
 
     @property
+    def _live_conversation(self) -> Conversation:
+        """What answers the request of a live session."""
+        assert self._session is not None
+        return self._session.conversation
+
+    @property
     def live(self) -> bool:
         """Whether the session has not ended."""
         return self.state in LIVE
@@ -235,17 +243,21 @@ class ModeBSession(Attachment):
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte of input has arrived."""
-        return self._intake.has_content if self.live else self._progress.received_bytes > 0
+        """Whether any byte of input has arrived, even if it waits behind a gap."""
+        if not self.live:
+            return self._progress.received_bytes > 0
+        stream = self._live_conversation.stream
+        return bool(stream.received_bytes or stream.held_bytes)
 
     @property
     def progress(self) -> InputProgress:
-        return self._intake.progress if self.live else self._progress
+        """How much input has arrived: of a live session, a new record."""
+        return InputProgress.of(self._live_conversation.stream) if self.live else self._progress
 
     @property
     def expires_at(self) -> float | None:
         """When the session or its result expires, on the loop's clock; None while the engine is answering."""
-        return self._intake.get_timer() if self.live else self.kept_until
+        return self._live_conversation.get_timer() if self.live else self.kept_until
 
     def failure(self) -> OmniError:
         """Return the error to raise to a reader of an incomplete result: a copy, since raising changes an exception."""
@@ -277,7 +289,7 @@ class ModeBSession(Attachment):
                 raise self.failure()
             try:
                 if self.live:
-                    self._intake.take(chunk.content)
+                    self._take(chunk.content)
                 else:
                     self._progress.take_late(chunk.content)
             except OmniError as error:
@@ -299,14 +311,15 @@ class ModeBSession(Attachment):
 
     async def wait_if_refused(self) -> None:
         """Wait for the end of the session if its request was refused, so that the response can report the failure."""
-        if self.live and self._intake.refused:
+        if self.live and self._live_conversation.refused:
             await self.ended.wait()
 
     def finish(self) -> None:
         """End the input, after a gap if one is open. Idempotent, and allowed after the end of the session."""
         if self.live:
             try:
-                self._intake.finish()
+                self._live_conversation.finish()
+                self._live_conversation.time_gaps()
             finally:
                 self._input_accepted()
         else:
@@ -326,17 +339,42 @@ class ModeBSession(Attachment):
             self._bodies -= 1
             self._suspend_timeout()
 
-    def _touch(self) -> None:
-        if self.live:
-            self._intake.touch()
+    def _take(self, content: ChunkOrRefusal) -> None:
+        """Accept a chunk. If it is refused, its number is used up, and the error is raised."""
+        conversation, now = self._live_conversation, self._loop.time()
+        conversation.stream.touch(now=now)
+        match content:
+            case RefusedChunk(sequence_id=sequence_id, error=error):
+                self._use_up(sequence_id)
+                raise error
+            case InputChunk(sequence_id=number):
+                try:
+                    conversation.configuration.check_chunk(content)
+                except InvalidRequest:
+                    self._use_up(number)
+                    raise
+                conversation.receive_chunk(content, now=now)
+                if content.end_of_input:
+                    conversation.time_gaps()
+            case error:
+                raise error
+
+    def _use_up(self, number: int | None) -> None:
+        # Without numbers there are no gaps to leave.
+        if number is not None and self._live_conversation.stream.numbered is not False:
+            self._live_conversation.refuse_chunk(number)
 
     def _suspend_timeout(self) -> None:
         if self.live:
-            self._intake.suspend_timeout(suspended=self._bodies > 0)
+            self._live_conversation.suspend_time(self._bodies > 0)
 
     def _input_accepted(self) -> None:
-        if self.live and self._intake.started:
-            self._start()
+        """Note that work has started, if it has: input that has ended has started it, unless it was empty."""
+        if self.live:
+            stream = self._live_conversation.stream
+            current = stream.current
+            if stream.received_bytes > 0 if current is None else current.state is InputState.STARTED:
+                self._start()
 
     async def _wait_for_room(self) -> None:
         if not self._is_full():
@@ -349,16 +387,17 @@ class ModeBSession(Attachment):
                     await self._input_room.wait()
             finally:
                 self._hold_clocks(held=False)
-            self._touch()  # the client was not silent: it had to wait
+            if self.live:  # the client was not silent: it had to wait
+                self._live_conversation.stream.touch(now=self._loop.time())
 
     def _hold_clocks(self, *, held: bool) -> None:
         """Count a body that waits for room: meanwhile the clock of a gap, which it may fill, stands still."""
         self._waiting_bodies += 1 if held else -1
         if self.live:
-            self._intake.hold_clocks(held=self._waiting_bodies > 0)
+            self._live_conversation.hold_time(self._waiting_bodies > 0, now=self._loop.time())
 
     def _is_full(self) -> bool:
-        return self.live and self._intake.full
+        return self.live and self._live_conversation.input_full()
 
     # the end
 
@@ -441,7 +480,6 @@ class ModeBSession(Attachment):
         if self.live:
             self._complete(session.conversation, None)
         self._session = None
-        del self._intake
         self._task = None  # the traceback of a cancelled task holds references
         self.output.finish()
         self._slot.close()
@@ -737,109 +775,9 @@ class ModeBRegistry:
 # The input.
 
 
-class ChunkIntake:
-    """The input of a live Mode B session: passes chunks to its conversation.
-
-    Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
-    time-out begins only when the end of the input is announced.
-    """
-
-    def __init__(self, conversation: Conversation, *, now: Callable[[], float]) -> None:
-        self._conversation = conversation
-        self._stream = conversation.stream
-        self._stream.leave_gaps()
-        self._now = now
-
-    @property
-    def started(self) -> bool:
-        """Whether work on the request has started, even if the engine has not answered yet.
-
-        Input that has ended has started, unless it was empty.
-        """
-        current = self._stream.current
-        return self._stream.received_bytes > 0 if current is None else current.state is InputState.STARTED
-
-    @property
-    def has_content(self) -> bool:
-        """Whether any byte of input has arrived, even if it waits behind a gap."""
-        return bool(self._stream.received_bytes or self._stream.held_bytes)
-
-    @property
-    def full(self) -> bool:
-        """Whether the sender of the input should wait, as the engine is behind."""
-        return self._conversation.input_full()
-
-    @property
-    def refused(self) -> bool:
-        """Whether the request failed before work on it began, for instance because its input was empty."""
-        return self._conversation.refused
-
-    @property
-    def progress(self) -> InputProgress:
-        """A new record of how much input has arrived."""
-        received = self._stream.received()
-        return InputProgress(
-            next_sequence_id=received.next_sequence_id,
-            buffered_chunks=received.buffered_chunks,
-            received_bytes=received.received_bytes,
-            duplicates=self._stream.duplicates,
-            ended=self._stream.opened and self._stream.current is None,
-            next_offset=None if self._stream.offsets is None else self._stream.offsets.next_offset,
-            max_total_bytes=self._stream.limits.max_total_bytes,
-        )
-
-    def take(self, content: ChunkOrRefusal) -> None:
-        """Accept a chunk. If it is refused, its number is used up, and the error is raised."""
-        self._stream.touch(now=self._now())
-        match content:
-            case RefusedChunk(sequence_id=sequence_id, error=error):
-                self._use_up(sequence_id)
-                raise error
-            case InputChunk(sequence_id=number):
-                try:
-                    self._conversation.configuration.check_chunk(content)
-                except InvalidRequest:
-                    self._use_up(number)
-                    raise
-                self._conversation.receive_chunk(content, now=self._now())
-                if content.end_of_input:
-                    self._conversation.time_gaps()
-            case error:
-                raise error
-
-    def finish(self) -> None:
-        """End the input, after a gap if one is open. Idempotent."""
-        self._conversation.finish()
-        self._conversation.time_gaps()
-
-    def touch(self) -> None:
-        """Restart the session time-out: the client is active."""
-        self._stream.touch(now=self._now())
-
-    def suspend_timeout(self, *, suspended: bool) -> None:
-        """Suspend the session time-out, or resume it: it then ends the session at once if it has passed."""
-        self._conversation.suspend_time(suspended)
-
-    def hold_clocks(self, *, held: bool) -> None:
-        """Stop the clocks of silence and gaps while the server does not read (``held``), or let them go on."""
-        self._conversation.hold_time(held, now=self._now())
-
-    def get_timer(self) -> float | None:
-        """Return when the client's time is up, on the loop's clock; None for never."""
-        return self._conversation.get_timer()
-
-    def _use_up(self, number: int | None) -> None:
-        # Without numbers there are no gaps to leave.
-        if number is not None and self._stream.numbered is not False:
-            self._conversation.refuse_chunk(number)
-
-
 @dataclass(slots=True)
 class InputProgress:
-    """A record of how much input has arrived. After the end of the session it counts late chunks.
-
-    While the session is live, its ``ChunkIntake`` makes a new record each time.
-    """
+    """A record of how much input has arrived. After the end of the session it counts late chunks."""
 
     #: All chunks with lower numbers have arrived.
     next_sequence_id: int = 0
@@ -855,6 +793,20 @@ class InputProgress:
     max_total_bytes: int | None = None
     #: The offset that follows the input, if chunks have offsets instead of numbers; else None.
     next_offset: int | None = None
+
+    @classmethod
+    def of(cls, stream: InputStream) -> Self:
+        """Return the record of a live session's input."""
+        received = stream.received()
+        return cls(
+            next_sequence_id=received.next_sequence_id,
+            buffered_chunks=received.buffered_chunks,
+            received_bytes=received.received_bytes,
+            duplicates=stream.duplicates,
+            ended=stream.opened and stream.current is None,
+            next_offset=None if stream.offsets is None else stream.offsets.next_offset,
+            max_total_bytes=stream.limits.max_total_bytes,
+        )
 
     def end(self) -> None:
         """Note the end of the input."""

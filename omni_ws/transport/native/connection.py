@@ -32,18 +32,23 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAlive, PeerRounds
+from omni_ws.wire.frames import max_frame_bytes
 
 try:
     from websockets.speedups import apply_mask
@@ -102,21 +107,18 @@ _MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
 class PausedReading:
-    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left.
+    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left."""
 
-    The connection sets the attributes. ``_watch`` checks during a pause whether the peer has hung up; None if the
-    transport reports that itself.
-    """
-
+    #: The connection sets these two. ``heard_at``: when the peer last sent something (of what is processed now).
     loop: asyncio.AbstractEventLoop
-    #: When the peer last sent something (of what is processed now), on the loop's clock.
     heard_at: float
-    _receiver: FrameReceiver | None
-    _pauses: Pause
-    _pass_scheduled: bool
-    _input_pace: Callable[[int], float] | None
-    _pace_timer: asyncio.TimerHandle | None
-    _watch: Recheck | None
+    _receiver: FrameReceiver | None = None
+    _pauses = Pause.NONE
+    _pass_scheduled = False
+    _input_pace: Callable[[int], float] | None = None
+    _pace_timer: asyncio.TimerHandle | None = None
+    #: What checks during a pause whether the peer has hung up; None if the transport reports that itself.
+    _watch: Recheck | None = None
 
     def _stop_reading(self) -> None:
         """Stop reading the socket: the first pause begins."""
@@ -615,6 +617,34 @@ class StreamConnection(PausedReading, ServerConnection):
             self._receiver.receive_message(message, is_text=is_text)
 
 
+def stream_accepted(
+    sessions: SessionFactory,
+    key: ApiKey | None,
+    *,
+    serve: ServeConnection,
+    route: str,
+    subprotocol: str | None = None,
+    max_size: int | None = None,
+) -> UpgradeDecision:
+    """Return the decision to ``serve`` a handshake over a StreamConnection, within the limits of ``key``.
+
+    ``max_size`` limits a message, in bytes; None for the size of the longest chunk.
+    """
+    settings = sessions.config.streaming_input
+    return UpgradeDecision(
+        connection=partial(
+            StreamConnection,
+            input_pace=sessions.admission.input_pace(key),
+            budget=sessions.budget,
+            write_timeout=settings.write_timeout_sec,
+        ),
+        serve=serve,
+        subprotocol=subprotocol,
+        route=route,
+        max_size=max_frame_bytes(settings.max_chunk_bytes) if max_size is None else max_size,
+    )
+
+
 # Sessions that end with their connection.
 
 
@@ -646,8 +676,7 @@ class WatchedPeer(ABC):
 
     _connection: SoleLink
     _keep_alive: KeepAlive
-    _loop: asyncio.AbstractEventLoop
-    _timer: asyncio.TimerHandle | None
+    _rounds: PeerRounds
 
     @property
     @abstractmethod
@@ -659,26 +688,24 @@ class WatchedPeer(ABC):
         """Note that the peer is gone."""
 
     def _watch_peer(self) -> None:
-        """Set the timer that checks the peer, for when it may have been silent for too long."""
+        """Have the peer checked when it may have been silent for too long."""
         self._keep_alive.heard(self._connection.heard_at)
-        when = self._keep_alive.get_timer(listening=self._connection.is_reading)
-        self._ignore_peer()
-        self._timer = None if when is None else self._loop.call_at(when, self._look_at_peer, when)
+        self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=self._connection.is_reading))
 
     def _ignore_peer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._rounds.forget(self.check_peer)
 
-    def _look_at_peer(self, due: float) -> None:
+    def check_peer(self, now: float) -> float | None:
+        """Ping a silent peer, or close the connection of one that did not answer; see CheckPeer."""
         if not self._listening:
-            return
+            return None
+        listening = self._connection.is_reading
         self._keep_alive.heard(self._connection.heard_at)
-        # A timer may fire a little early.
-        now, listening = max(self._loop.time(), due), self._connection.is_reading
         if not self._keep_alive.check(now, self._connection.write_ping, listening=listening):
             self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
             self.connection_closing()
-        self._watch_peer()
+            return None
+        return self._keep_alive.get_timer(listening=listening)
 
 
 class SoleConnection(WatchedPeer, Attachment):
@@ -687,16 +714,17 @@ class SoleConnection(WatchedPeer, Attachment):
     A subclass receives the messages of the client, and writes the messages of the outbox.
     """
 
-    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds) -> None:
+        """``rounds`` are shared by all connections of a front end."""
         self._connection = connection
         self._session = session
         self._conversation = session.conversation
         self._outbox = session.outbox
         self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._rounds = rounds
+        self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
         self._reading_paused = False
         self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
         #: Done when the session ends, with the reason to close with; None if the client ended it.
         self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,26 +21,27 @@ from omni_ws.errors import (
     OmniError,
     ResyncRequired,
     SessionNotFound,
-    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator, presented_key
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, NATIVE, ClientSecret, ClientSecrets, issued
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    NATIVE,
+    ClientSecret,
+    issued,
+)
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
+from omni_ws.transport.native.connection import StreamConnection, stream_accepted
+from omni_ws.transport.native.keep_alive import AcknowledgementClock, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession, updated_frame
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.server_frames import (
     Capabilities,
@@ -100,22 +100,12 @@ class Return:
 class StreamingInput(SessionFrontEnd):
     """The front end of the native WebSocket: accepts handshakes, and attaches each connection to its session."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
-        grace = sessions.config.streaming_input.resume_grace_sec
-        super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace, store=sessions.store))
-        self._recorder = recorder
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
+    def __init__(self, app: Application) -> None:
+        sessions, streaming = app.sessions, app.sessions.config.streaming_input
+        live = Sessions(sessions, origin=Origin.WEBSOCKET, grace=streaming.resume_grace_sec, store=sessions.store)
+        super().__init__(app, live)
         self._ack_clock = AcknowledgementClock()
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
-        self._rounds = PeerRounds(self._keep_alive)
+        self._rounds = PeerRounds.configured(streaming)
 
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)
@@ -127,57 +117,36 @@ class StreamingInput(SessionFrontEnd):
         metrics.sessions_away.set_function(lambda: self.sessions_away)
 
     async def _without_upgrade(self, exchange: HttpExchange) -> None:
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         await needs_upgrade(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
-        check_enabled(self._sessions.config.streaming_input)
-        key, bound = self._identify(request)
+        check_enabled(self._config.streaming_input)
+        key, secret = self._identified(request, NATIVE)
+        bound: Mapping[str, Any] = {} if secret is None else json.decode(secret.session)
         returning = _returning(request)
         refusal: OmniError | None = None
         if returning is None and "resume_token" in request.query:
             refusal = SessionNotFound("resume_token requires session_id", param="session_id")
         subprotocol = chosen_subprotocol(request)
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key),
-                budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(
-                self._serve,
-                key=key,
-                bound=bound,
-                client=request.client,
-                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
-                refusal=refusal,
-                returning=returning,
-            ),
-            subprotocol=subprotocol,
-            route=NATIVE_PATH,
-            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+        serve = partial(
+            self._serve,
+            key=key,
+            bound=bound,
+            client=request.client,
+            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+            refusal=refusal,
+            returning=returning,
         )
-
-    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, Mapping[str, Any]]:
-        """Return the key of a request, given directly or by a client secret, and what its sessions begin with.
-
-        Raises Unauthenticated, also for the secret of another kind of session.
-        """
-        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
-        if secret is None:
-            return self._authenticator.authenticate(request), {}
-        if secret.kind != NATIVE:
-            raise Unauthenticated("this client secret is for another kind of session")
-        return secret.key, json.decode(secret.session)
+        return stream_accepted(self._sessions, key, serve=serve, route=NATIVE_PATH, subprotocol=subprotocol)
 
     async def create_secret(self, exchange: HttpExchange) -> None:
         """Create a client secret, whose sessions begin with the fields of ``session_config`` in ``session``.
 
         Raises Unauthenticated, RateLimited if the key has too many, and the error of fields that are not accepted.
         """
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()
         fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
@@ -216,7 +185,6 @@ class StreamingInput(SessionFrontEnd):
             make = partial(
                 WebSocketSession,
                 binary_audio=binary_audio,
-                keep_alive=self._keep_alive,
                 ack_clock=self._ack_clock,
                 rounds=self._rounds,
             )
@@ -307,7 +275,7 @@ class StreamingInput(SessionFrontEnd):
 
     async def delete(self, exchange: HttpExchange) -> None:
         """End a session, wherever it is, and delete what is kept of it."""
-        check_enabled(self._sessions.config.streaming_input)
+        check_enabled(self._config.streaming_input)
         request = exchange.request
         key = self._authenticator.authenticate(request)
         session_id = exchange.path_parameters["id"]
@@ -323,7 +291,7 @@ class StreamingInput(SessionFrontEnd):
 
     def _created(self, session: Session) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective
-        streaming = self._sessions.config.streaming_input
+        streaming = self._config.streaming_input
         return SessionCreatedFrame(
             session_id=session.session_id,
             resume_token=session.new_token(),

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.input_stream import InputStream
@@ -21,11 +21,6 @@ class KeepAliveSettings:
 
     ping_interval: float | None = 20
     ping_timeout: float | None = 20
-
-    @classmethod
-    def configured(cls, settings: StreamingInputConfig) -> KeepAliveSettings:
-        """Return the times of a server's configuration, in which 0 turns them off."""
-        return cls(ping_interval=settings.ping_interval_sec or None, ping_timeout=settings.ping_timeout_sec or None)
 
 
 class KeepAlive:
@@ -91,6 +86,7 @@ class PeerRounds:
     """
 
     def __init__(self, settings: KeepAliveSettings) -> None:
+        self.settings = settings
         times = (settings.ping_interval, settings.ping_timeout)
         self._period = min((time for time in times if time is not None), default=math.inf) * _LATE_SHARE
         #: The peers of each coming round by its number, and the number of each peer's round.
@@ -99,6 +95,12 @@ class PeerRounds:
         self._timer: asyncio.TimerHandle | None = None
         #: When ``_timer`` is due.
         self._next = math.inf
+
+    @classmethod
+    def configured(cls, config: StreamingInputConfig) -> Self:
+        """Return the rounds of a server's configuration, in which 0 turns a time off."""
+        interval, timeout = config.ping_interval_sec or None, config.ping_timeout_sec or None
+        return cls(KeepAliveSettings(ping_interval=interval, ping_timeout=timeout))
 
     def watch(self, peer: CheckPeer, when: float | None) -> None:
         """Check ``peer`` at ``when``, or a little later; None for never. Replaces an earlier ``when``."""
@@ -144,6 +146,10 @@ class PeerRounds:
                 self.watch(peer, peer(now))
         if self._rounds:
             self._arm(min(self._rounds) * self._period)
+
+
+#: For peers that are not pinged.
+NO_PINGS: Final = PeerRounds(KeepAliveSettings(ping_interval=None, ping_timeout=None))
 
 
 # Acknowledgements of input.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 from msgspec.json import encode
 from websockets.frames import CloseCode
 
@@ -29,15 +29,15 @@ from omni_ws.service.conversation.messages import InputHeard, RequestWarning, Se
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.native.connection import Pause, StreamConnection
+from omni_ws.transport.native.connection import Pause, StreamConnection, WatchedPeer
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
     Acknowledgements,
     GroupedAcknowledgements,
     KeepAlive,
-    KeepAliveSettings,
     PeerRounds,
 )
 from omni_ws.wire.frames import (
@@ -56,6 +56,7 @@ from omni_ws.wire.frames import (
 )
 from omni_ws.wire.history_items import FIELD as HISTORY_ITEMS
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     HistoryTruncatedFrame,
     InputAckFrame,
     OutputChunkFrame,
@@ -88,7 +89,7 @@ REPLACED_CLOSE_CODE: Final = 4409
 DELETED_CLOSE_CODE: Final = 4404
 
 
-class WebSocketSession(Attachment):
+class WebSocketSession(WatchedPeer, Attachment):
     """The Attachment of a session to a native WebSocket: receives and sends frames, with backpressure and timers."""
 
     def __init__(
@@ -97,12 +98,11 @@ class WebSocketSession(Attachment):
         session: Session,
         *,
         binary_audio: bool,
-        keep_alive: KeepAliveSettings,
         ack_clock: AcknowledgementClock,
         rounds: PeerRounds,
     ) -> None:
         """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
-        self._connection = connection
+        self._connection: StreamConnection = connection
         self._session = session
         self._conversation = session.conversation
         self._configuration = session.conversation.configuration
@@ -116,7 +116,7 @@ class WebSocketSession(Attachment):
         #: Set when there is nothing left to write, or it cannot be written here.
         self._emptied = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
         self._rounds = rounds
         #: Whether frames are received and sent: True until ``_leave``.
         self._serving = True
@@ -137,13 +137,13 @@ class WebSocketSession(Attachment):
             self._writing = True
             self.output_ready()
             self._connection.attach(self, self._conversation.account)
-            self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=True))
+            self._watch_peer()
             close = await self._left
             if close is not None:
                 await close()
         finally:
             self._leave(None)
-            self._rounds.forget(self.check_peer)
+            self._ignore_peer()
             self.acks.stop()
             self._session.detach(self)
 
@@ -438,7 +438,7 @@ class WebSocketSession(Attachment):
         """Write a message. Returns its size."""
         data, is_binary = encode_message(message, binary_audio=self._binary_audio)
         self._connection.write_message(data, is_text=not is_binary)
-        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
             self._observed.notify(OutputWritten(message))
         return len(data)
 
@@ -450,17 +450,6 @@ class WebSocketSession(Attachment):
 
     def time_is_up(self, error: OmniError) -> None:
         self._session.end(error)
-
-    def check_peer(self, now: float) -> float | None:
-        """Ping a silent client, or close the connection of one that did not answer; see CheckPeer."""
-        if not self._listening:
-            return None
-        is_reading = self._connection.is_reading
-        self._keep_alive.heard(self._connection.heard_at)
-        if not self._keep_alive.check(now, self._connection.write_ping, listening=is_reading):
-            self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-            return None
-        return self._keep_alive.get_timer(listening=is_reading)
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         self._connection.fail(code, reason)
@@ -541,3 +530,12 @@ def usage_fields(usage: Usage) -> UsageFields:
         input_after_start_bytes=usage.input_after_start_bytes,
         cached_tokens=unset(usage.cached_tokens),
     )
+
+
+def record_message(recording: SessionRecording | None, message: ServerMessage) -> None:
+    """Record a message of a session that is recorded. The sound in it is left out: the connection's own has it."""
+    if recording is None or isinstance(message, InputHeard | BackchannelFrame):
+        return
+    if isinstance(message, OutputChunk) and message.modality is OutputModality.AUDIO:
+        message = structs.replace(message, payload=b"")
+    recording.told(encode_message(message, binary_audio=False)[0])

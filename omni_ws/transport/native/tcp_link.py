@@ -78,15 +78,10 @@ class TcpLink(PausedReading, asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._max_unsent = max_unsent
         self._transport: asyncio.Transport | None = None
-        self._receiver: FrameReceiver | None = None
         self._received = bytearray()
-        self._pauses = Pause.NONE
-        self._pass_scheduled = False
         self._failed = False
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self._watch = Recheck(self._check_hang_up)
-        self._pace_timer: asyncio.TimerHandle | None = None
-        self._input_pace: Callable[[int], float] | None = None
         #: Whether the peer has yet to take what was written.
         self.paused = False
         self.heard_at = self.loop.time()

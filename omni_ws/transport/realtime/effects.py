@@ -1,5 +1,6 @@
 """The effects of a Realtime session's fields: what the engine is able to, what acts beside ``session_config``, and what
-has no effect."""
+has no effect.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.core.history import STRIDE
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AnswerOptions
+from omni_ws.errors import InvalidRequest
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.realtime.items import Event
@@ -28,6 +30,50 @@ from omni_ws.wire.realtime_session import (
     SessionFields,
     current_names,
 )
+
+#: The path of each field of ``session_config`` in OpenAI's session object, for errors.
+_FIELDS: Final = {
+    "voice": "audio.output.voice",
+    "speed": "audio.output.speed",
+    "modalities": "output_modalities",
+    "sampling.max_tokens": "max_output_tokens",
+    "sampling.temperature": "temperature",
+    "input_audio.sample_rate": "audio.input.format.rate",
+    "input_audio.prompt": "audio.input.transcription.prompt",
+    "input_audio.keywords": "audio.input.transcription.keywords",
+    "input_audio.languages": "audio.input.transcription.languages",
+    "input_audio.echo": "audio.input.echo",
+    "input_audio.noise_reduction": "audio.input.noise_reduction.type",
+    "output_audio.sample_rate": "audio.output.format.rate",
+    "idle_prompt": "audio.input.turn_detection.idle_timeout_ms",
+    "output_audio.format": "audio.output.format.type",
+    "task": "audio.input.turn_detection.create_response",
+    **{
+        f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
+        for name in (
+            "threshold",
+            "prefix_padding_ms",
+            "silence_duration_ms",
+            "interrupt_response",
+            "eagerness",
+            "duck",
+            "backchannel",
+        )
+    },
+}
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None and not error.param.startswith(f"{place}."):
+            name, bracket, rest = error.param.partition("[")
+            error.about(param=f"{place}.{_FIELDS.get(name, name)}{bracket}{rest}")
+        raise
+
 
 #: The warnings of one event; a client learns of further fields when it has left out these.
 MAX_WARNINGS: Final = 32

@@ -1,16 +1,14 @@
-"""The parts of a Realtime conversation: items, spoken turns, and responses."""
+"""The parts of a Realtime conversation: items, spoken turns, dictation, and responses."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from sys import getsizeof
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import asdict
+from typing import Any, Final, Literal, TypeAlias
 
 from omni_ws.core.chunks import (
     CONTENT_FILTER,
@@ -27,6 +25,7 @@ from omni_ws.core.history import ALL_ROLES, Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.failure import new_id
 from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
@@ -41,32 +40,6 @@ Event: TypeAlias = dict[str, Any]
 MAX_ITEMS: Final = 1024
 #: In place of the id of an item: the beginning of the conversation.
 ROOT: Final = "root"
-
-
-T = TypeVar("T")
-
-
-class Numbered(Generic[T]):
-    """A table that numbers objects, so that an object that is referred to in several places is saved once."""
-
-    def __init__(self) -> None:
-        self.found: list[T] = []
-        self._numbers: dict[int, int] = {}
-
-    def number(self, one: T) -> int:
-        """Return the number of an object, which is its index in ``found``. A new object is added."""
-        number = self._numbers.setdefault(id(one), len(self.found))
-        if number == len(self.found):
-            self.found.append(one)
-        return number
-
-
-class SavedItems(Struct, kw_only=True):
-    """ConversationItems in a form that can be written to bytes. Numbers stand for Items; see Numbered."""
-
-    order: list[int]
-    #: By request id, the items that are its input, with their chunks.
-    asked: dict[str, list[tuple[int, list[InputChunk]]]]
 
 
 class ConversationItems:
@@ -243,16 +216,6 @@ class ConversationItems:
             self._ledger.remove(item.request_id, roles=ALL_ROLES - answer)
         self._forget(item.item_id)
 
-    def saved(self, items: Numbered[Item]) -> SavedItems:
-        """Return the state, with items as their numbers in ``items``."""
-        return SavedItems(
-            order=list(map(items.number, self._items.values())),
-            asked={
-                request_id: [(items.number(item), chunks) for item, chunks in asked]
-                for request_id, asked in self._asked.items()
-            },
-        )
-
     def in_order(self) -> Iterable[Item]:
         """Return all items, in order."""
         return self._items.values()
@@ -268,15 +231,6 @@ class ConversationItems:
             self._ledger.place(messages_of([item]), item_id=item.item_id)
         self._ledger.weigh()
         self._find_pending()
-
-    def restore(self, saved: SavedItems, items: Sequence[Item]) -> None:
-        """Restore the state. ``items`` has the items by their numbers. Raises IndexError and EngineOverloaded."""
-        for item in map(items.__getitem__, saved.order):
-            self._items[item.item_id] = item
-            self._charge(item)
-        self._find_pending()
-        for request_id, asked in saved.asked.items():
-            self._asked[request_id] = [(items[number], chunks) for number, chunks in asked]
 
     def close(self) -> None:
         """Drop all items, and refund their bytes."""
@@ -438,32 +392,6 @@ def empty_buffer() -> RealtimeRefusal:
     return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")
 
 
-class SavedTurn(Struct, kw_only=True):
-    """A Turn in a form that can be written to bytes, with the number of its Item."""
-
-    item: int
-    answered: bool
-    start_ms: int
-    end_ms: int
-    committed: bool
-    cleared: bool
-    started: bool
-    transcribed: bool
-    transcript: list[str]
-    language: str | None = None
-    newest: list[str] = []
-    told: int = 0
-
-    @classmethod
-    def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:
-        """Return the saved form of ``turn``."""
-        return cls(**{one.name: getattr(turn, one.name) for one in fields(turn)} | {"item": items.number(turn.item)})
-
-    def restored(self, items: Sequence[Item]) -> Turn:
-        """Return the turn. Raises IndexError if its item is not among ``items``."""
-        return Turn(**asdict(self) | {"item": items[self.item]})
-
-
 def spoken_item(*chunks: InputChunk) -> Item:
     """Return a new item for a spoken turn, whose transcript is not known yet."""
     content = [{"type": "input_audio", "transcript": None}]
@@ -488,24 +416,6 @@ class _Output:
     item: Item
     index: int
     text: list[str] = field(default_factory=list)
-
-
-class SavedResponse(Struct, kw_only=True):
-    """A RealtimeResponse in a form that can be written to bytes. Numbers stand for Items; see Numbered."""
-
-    response_id: str
-    request_id: str
-    config: SessionConfig
-    metadata: dict[str, str] | None
-    in_conversation: bool
-    cancel_reason: str
-    #: Its items, with the pieces of the text of each.
-    outputs: list[tuple[int, list[str]]]
-    #: The index of the message in ``outputs``; those of the function calls, by the call's number; and by id of each own
-    #: item, the id of the item before it in the conversation.
-    message: int | None
-    calls: dict[int, int]
-    previous: dict[str, str | None]
 
 
 def response_id_of(request_id: str) -> str:
@@ -555,31 +465,6 @@ class RealtimeResponse:
         self._ended: dict[str, Any] | None = None
         #: Charged for the text of the answer so far.
         self._share = Share(account)
-
-    def saved(self, items: Numbered[Item]) -> SavedResponse:
-        """Return the state of the response, with items as their numbers in ``items``."""
-        return SavedResponse(
-            response_id=self.response_id,
-            request_id=self.request_id,
-            config=self._config,
-            metadata=None if self._metadata is None else dict(self._metadata),
-            in_conversation=self.in_conversation,
-            cancel_reason=self._cancel_reason,
-            outputs=[(items.number(one.item), one.text) for one in self._outputs],
-            message=None if self._message is None else self._message.index,
-            calls={index: one.index for index, one in self._calls.items()},
-            previous=self._previous,
-        )
-
-    def restore(self, saved: SavedResponse, items: Sequence[Item]) -> None:
-        """Continue a response that was saved. Raises IndexError if an item is not among ``items``."""
-        self.response_id, self._cancel_reason = saved.response_id, saved.cancel_reason
-        self._previous = saved.previous
-        for number, text in saved.outputs:
-            self._open(items[number]).text.extend(text)
-            self._share.force(self._share.size + sum(map(getsizeof, text)))
-        self._message = None if saved.message is None else self._outputs[saved.message]
-        self._calls = {index: self._outputs[number] for index, number in saved.calls.items()}
 
     @property
     def in_conversation(self) -> bool:
@@ -805,3 +690,85 @@ class RealtimeResponse:
             "usage": None,
             "metadata": self._metadata,
         }
+
+
+class AfterAudio:
+    """The events of a client that wait until turn detection has heard the audio before them.
+
+    Else a commit would find that nobody speaks, while the speech before it is still judged. ``handle`` gets the type
+    and the id of an event: at once without turn detection, otherwise after an InputHeard (``go_on``).
+    """
+
+    def __init__(self, conversation: Conversation, handle: Callable[[str, str | None], None]) -> None:
+        self._conversation = conversation
+        self._handle = handle
+        #: The type and the id of each event.
+        self.waiting = deque[tuple[str, str | None]]()
+
+    def put(self, kind: str, event_id: str | None) -> None:
+        """Take the next event. Raises what ``handle`` raises."""
+        self.waiting.append((kind, event_id))
+        self._wait()
+
+    def go_on(self) -> None:
+        """Handle the next event, as the audio before it was heard. Raises what ``handle`` raises."""
+        self._handle(*self.waiting.popleft())
+
+    def _wait(self) -> None:
+        listener = self._conversation.listener
+        if listener is not None and self._conversation.configuration.effective.turn_detection is not None:
+            listener.mark()
+        else:
+            self.go_on()
+
+
+class Dictation:
+    """The utterance that a client dictates: all audio since its last commit, as the input of one request.
+
+    The request opens with the first audio and hears the rest as it comes, so its transcript is nearly complete when the
+    client commits. It may end before that, by an error; the client is told at the commit.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        #: The open utterance; None before its first audio.
+        self.turn: Turn | None = None
+        #: Bytes of its audio.
+        self.size = 0
+        #: Whether its request has ended, and the error that ended it.
+        self.ended = False
+        self.error: OmniError | None = None
+
+    def append(self, chunk: InputChunk, now: float) -> Turn | None:
+        """Add audio. Returns the turn if this opened one. Raises what ``Conversation.receive_chunk`` raises."""
+        self._conversation.receive_chunk(chunk, now=now)
+        if not chunk.payload:
+            return None
+        self.size += len(chunk.payload)
+        if self.turn is not None:
+            return None
+        self.turn = turn = Turn(spoken_item(), answered=False)
+        request = self._conversation.receiving
+        if request is None:  # it was refused as it opened
+            self.ended = True
+        else:
+            turn.item.asked(request.request_id)
+        return turn
+
+    def end(self, error: OmniError | None) -> None:
+        """Note that the request has ended before the commit."""
+        self.ended, self.error = True, error
+
+    def finish(self) -> None:
+        """End the utterance: what is appended next is another one."""
+        self._conversation.finish()
+        self.turn, self.size, self.ended, self.error = None, 0, False, None
+
+    def clear(self) -> None:
+        """Discard the utterance."""
+        turn = self.turn
+        if turn is not None:
+            turn.clear()
+            if turn.item.request_id is not None:
+                self._conversation.cancel(turn.item.request_id)
+            self.finish()

@@ -50,19 +50,27 @@ from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.delegation import ResponsesDelegations
-from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.kept import KeptLive, as_text
-from omni_ws.transport.realtime.live_delegations import (
+from omni_ws.transport.realtime.delegation import (
     DELEGATE,
     DELEGATE_RULE,
     DELEGATE_TOOL,
     ClientDelegations,
     Delegations,
+    ResponsesDelegations,
 )
-from omni_ws.transport.realtime.live_fixture import LiveFixture
-from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
-from omni_ws.transport.realtime.live_transcripts import Delta, HeardText, SpokenText, TranscriptLine
+from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.kept import KeptLive, as_text
+from omni_ws.transport.realtime.live_output import (
+    FRAME_MS,
+    SILENCE,
+    Delta,
+    Heard,
+    HeardText,
+    LiveFixture,
+    LivePlayer,
+    SpokenText,
+    TranscriptLine,
+)
 from omni_ws.wire.live_session import (
     MAX_INSTRUCTIONS_TOKENS,
     ClientDelegation,
@@ -207,9 +215,6 @@ class LiveDialect:
     def reported(self, error: OmniError) -> bool:
         """Return whether the client has been sent this error."""
         return self._reported is error
-
-    def saved(self) -> None:
-        """Return nothing: a Live session cannot be continued in another server."""
 
     def kept(self) -> KeptLive:
         """Return what a fork of the session begins with. It must have started."""

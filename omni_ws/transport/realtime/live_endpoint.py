@@ -10,19 +10,16 @@ from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import ORDERLY_ENDS, InvalidFrame, InvalidRequest, OmniError
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.service.store.session_store import SessionStore
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import SoleLink, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.connection import SoleLink, StreamConnection, stream_accepted
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
 from omni_ws.transport.realtime.live import LiveDialect, session_of
-from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
+from omni_ws.transport.realtime.session import RealtimeConnection, serve_session
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.realtime_events import encode_event
@@ -36,18 +33,13 @@ LIVE_ORIGIN: Final = "live"
 class Live(SessionFrontEnd):
     """The front end of the Live API: accepts the handshakes of its clients, and opens a session for each."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         # A session ends with its connection.
-        super().__init__(Sessions(sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        super().__init__(app, Sessions(app.sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", LIVE_PATH, needs_upgrade)
             router.add_websocket(LIVE_PATH, self.upgrade)
             router.add("GET", FORK_PATH, needs_upgrade)
@@ -57,7 +49,7 @@ class Live(SessionFrontEnd):
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
         key = self._authenticator.authenticate(request)
         serve = partial(self._serve, key, request.client)
-        return accepted(request, self._sessions, key, serve=serve, route=LIVE_PATH, subprotocol=None)
+        return stream_accepted(self._sessions, key, serve=serve, route=LIVE_PATH)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
         """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does.
@@ -68,7 +60,7 @@ class Live(SessionFrontEnd):
         check_kept(self._sessions.store, "fork")
         wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
         serve = partial(self._serve, key, request.client, wanted=wanted)
-        return accepted(request, self._sessions, key, serve=serve, route=FORK_PATH, subprotocol=None)
+        return stream_accepted(self._sessions, key, serve=serve, route=FORK_PATH)
 
     async def _serve(
         self,
@@ -98,7 +90,7 @@ class Live(SessionFrontEnd):
         most = None if key is None else key.max_session_sec
         dialect = LiveDialect(session, self._sessions, max_sec=most, forked=forked)
         link = recorded(connection, session.recording)
-        attachment = LiveConnection(link, session, dialect, keep_alive=self._keep_alive)
+        attachment = LiveConnection(link, session, dialect, rounds=self._rounds)
         attachment.keep_in(self._sessions.store, key)
         session.attach(attachment)
         return attachment
@@ -111,10 +103,8 @@ class LiveConnection(RealtimeConnection):
     ``store: true`` is kept in the store, and others can begin with it.
     """
 
-    def __init__(
-        self, connection: SoleLink, session: Session, dialect: LiveDialect, *, keep_alive: KeepAliveSettings
-    ) -> None:
-        super().__init__(connection, session, dialect, keep_alive=keep_alive)
+    def __init__(self, connection: SoleLink, session: Session, dialect: LiveDialect, *, rounds: PeerRounds) -> None:
+        super().__init__(connection, session, dialect, rounds=rounds)
         self._live = dialect
         dialect.blocked = lambda: connection.paused
         dialect.listening = lambda: connection.is_reading

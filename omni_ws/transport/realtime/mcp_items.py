@@ -161,10 +161,6 @@ class McpItems(CallKeeper):
         self._forget(response.request_id)
         yield from response.done()
 
-    def is_held(self, request_id: str) -> bool:
-        """Return whether a response is held."""
-        return request_id in self._held
-
     def cancel(self, response: RealtimeResponse) -> None:
         """Give up the calls of a held response, which ends as cancelled."""
         if self._mcp is not None and response.request_id in self._held:

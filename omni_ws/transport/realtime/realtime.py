@@ -31,19 +31,17 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
-from omni_ws.service.conversation.messages import InputHeard, SavedError, ServerMessage
+from omni_ws.service.conversation.messages import InputHeard, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
-from omni_ws.transport.realtime.effects import Effects, abilities_of
-from omni_ws.transport.realtime.field_names import naming
+from omni_ws.transport.realtime.effects import Effects, abilities_of, naming
 from omni_ws.transport.realtime.items import (
+    AfterAudio,
     ConversationItems,
+    Dictation,
     Event,
-    Numbered,
     RealtimeResponse,
-    SavedTurn,
     Turn,
     as_input,
     as_new,
@@ -54,7 +52,6 @@ from omni_ws.transport.realtime.items import (
 )
 from omni_ws.transport.realtime.kept import KeptRealtime
 from omni_ws.transport.realtime.mcp_items import McpItems
-from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field
@@ -113,14 +110,13 @@ class RealtimeDialect:
         bound: SessionFields,
         *,
         media: Mapping[str, Any] | None = None,
-        saved: SavedRealtime | None = None,
         kept: KeptRealtime | None = None,
     ) -> None:
-        """Create the dialect of a new session, or of a restored one from its state ``saved``.
+        """Create the dialect of a new session.
 
         ``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
-        decides, whatever the client sets. ``kept`` is the conversation to go on with. Raises IndexError, KeyError or
-        EngineOverloaded if ``saved`` cannot be restored here.
+        decides, whatever the client sets. ``kept`` is the conversation to go on with. Raises InvalidRequest
+        and EngineOverloaded.
         """
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
@@ -157,9 +153,8 @@ class RealtimeDialect:
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
-        self._goes_on = saved is not None
         try:
-            self._start(saved)
+            self._start()
             if kept is not None:
                 self._conversation_id = kept.conversation_id
                 self._items.go_on(kept.items)
@@ -178,20 +173,17 @@ class RealtimeDialect:
             forget=lambda request_id: self._responses.pop(request_id, None),
         )
 
-    def _start(self, saved: SavedRealtime | None) -> None:
-        if saved is not None:
-            self._restore(saved)
-        else:
-            self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-            self._conversation.configure(self._config(self._session))
-            self._session = self._mcp.kept(self._session)
+    def _start(self) -> None:
+        self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
+        self._conversation.configure(self._config(self._session))
+        self._session = self._mcp.kept(self._session)
         self._effects.apply(self._session)
         self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Set the functions that reach the client. Returns the first events to send: none if the session was restored.
+        """Set the functions that reach the client. Returns the first events to send.
 
         ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
         the response that was cancelled by it; None if there was none.
@@ -199,9 +191,6 @@ class RealtimeDialect:
         self._send, self._output_cleared = send, output_cleared
         self._conversation.followed = self._engine_changed
         self._conversation.unasked.idled = self._idled
-        if self._goes_on:
-            self._after_audio.wait_again()
-            return []
         return self.greeting()
 
     def greeting(self) -> list[Event]:
@@ -299,61 +288,13 @@ class RealtimeDialect:
         for share in (self._settings_share, self._deferred_share):
             share.resize(0)
 
-    # saved
+    # kept
 
     def kept(self) -> KeptRealtime:
         """Return what another session needs to go on with the conversation."""
         return KeptRealtime(
             conversation_id=self._conversation_id, session=self._session, items=[*self._items.in_order()]
         )
-
-    def saved(self) -> SavedRealtime:
-        """Return the state of the dialect."""
-        items, turns = Numbered[Item](), Numbered[Turn]()
-        input_of = {request_id: turns.number(turn) for request_id, turn in self._turns.items()}
-        late = {request_id: turns.number(turn) for request_id, turn in self._late.items()}
-        speaking = None if self._speaking is None else turns.number(self._speaking)
-        dictation = self._dictation.saved(turns)
-        return SavedRealtime(
-            conversation_id=self._conversation_id,
-            session=self._session,
-            turns=[SavedTurn.of(turn, items) for turn in turns.found],
-            conversation=self._items.saved(items),
-            audio=bytes(self._audio),
-            input_of=input_of,
-            late=late,
-            speaking=speaking,
-            responses=[one.saved(items) for key, one in self._responses.items() if not self._mcp.is_held(key)],
-            errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
-            deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
-            waiting=self._images.waiting,
-            items=items.found,
-            dictation=dictation,
-            after_audio=[*self._after_audio.waiting],
-        )
-
-    def _restore(self, saved: SavedRealtime) -> None:
-        self._conversation_id, self._session = saved.conversation_id, saved.session
-        items, turns = saved.items, [turn.restored(saved.items) for turn in saved.turns]
-        self._items.restore(saved.conversation, items)
-        self._audio_share.resize(len(saved.audio))
-        self._audio += saved.audio
-        self._turns = {request_id: turns[number] for request_id, number in saved.input_of.items()}
-        self._late = {request_id: turns[number] for request_id, number in saved.late.items()}
-        self._speaking = None if saved.speaking is None else turns[saved.speaking]
-        for one in saved.responses:
-            response = self._open_response(
-                one.request_id, one.config, metadata=one.metadata, in_conversation=one.in_conversation
-            )
-            response.restore(one, items)
-        self._errors = {request_id: error.restored() for request_id, error in saved.errors.items()}
-        self._deferred = [*saved.deferred]
-        self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
-        for event in saved.waiting:
-            self._images.holds(event, now=self._now())
-        self._after_audio.waiting += saved.after_audio
-        if saved.dictation is not None:
-            self._dictation.restore(saved.dictation, turns)
 
     # the session
 

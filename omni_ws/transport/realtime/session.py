@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from msgspec import msgpack, structs, to_builtins
+import msgspec
+from msgspec import structs, to_builtins
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -18,24 +20,36 @@ from omni_ws.errors import (
     OmniError,
     RateLimited,
     SlowConsumer,
-    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.records import held_elsewhere
-from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
-from omni_ws.transport.http.access import Authenticator, presented_key
-from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import ClientSecrets
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    ClientSecret,
+    issued,
+)
+from omni_ws.transport.http.application import (
+    Application,
+    FrontEnd,
+    Router,
+    ServeConnection,
+    SessionFrontEnd,
+    UpgradeDecision,
+    needs_upgrade,
+)
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.telling import record_message
+from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection, stream_accepted
+from omni_ws.transport.native.keep_alive import PeerRounds
+from omni_ws.transport.native.session import record_message
+from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,
@@ -49,14 +63,18 @@ from omni_ws.transport.realtime.kept import (
 )
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.realtime.translation import TranslationDialect
-from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
+from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
-from omni_ws.wire.realtime_session import SessionFields, merged_session
+from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event, read
+from omni_ws.wire.realtime_session import (
+    SessionFields,
+    merged_session,
+    read_client_secret,
+    session_config,
+    session_object,
+)
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
@@ -76,48 +94,25 @@ class RealtimeCaller:
     #: Whether it has a client secret in place of the key.
     by_secret: bool = False
 
+    @classmethod
+    def of(cls, request: HttpRequest, key: ApiKey | None, secret: ClientSecret | None) -> Self:
+        """Return the client that sent ``request``, with a key or a client secret of that key."""
+        if secret is None:
+            return cls(key, request.client)
+        return cls(key, request.client, secret.settings(), by_secret=True)
+
     @property
     def needs_token(self) -> bool:
         """Whether its key does not show that it may have a session: it has none, or is a page with a secret."""
         return self.key is None or self.by_secret
 
 
-def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
-    """Find the key of a request, given directly or by a client secret of that key. Raises Unauthenticated."""
-    secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
-    if secret is not None and secret.kind != "realtime":
-        raise Unauthenticated("this client secret is for another kind of session")
-    if secret is None:
-        return RealtimeCaller(authenticator.authenticate(request), request.client)
-    return RealtimeCaller(secret.key, request.client, secret.settings(), by_secret=True)
-
-
 def accepted(
-    request: HttpRequest,
-    sessions: SessionFactory,
-    key: ApiKey | None,
-    *,
-    serve: ServeConnection,
-    route: str,
-    subprotocol: str | None = SUBPROTOCOL,
+    request: HttpRequest, sessions: SessionFactory, key: ApiKey | None, *, serve: ServeConnection, route: str
 ) -> UpgradeDecision:
-    """Return the decision to ``serve`` a handshake, within the limits of ``key``.
-
-    ``subprotocol`` is selected if the client offers it.
-    """
-    settings = sessions.config.streaming_input
-    return UpgradeDecision(
-        connection=partial(
-            StreamConnection,
-            input_pace=sessions.admission.input_pace(key),
-            budget=sessions.budget,
-            write_timeout=settings.write_timeout_sec,
-        ),
-        serve=serve,
-        subprotocol=subprotocol if subprotocol in request.offered_subprotocols else None,
-        route=route,
-        max_size=max_frame_bytes(settings.max_chunk_bytes),
-    )
+    """Return the decision to ``serve`` a handshake; see ``stream_accepted``."""
+    subprotocol = SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None
+    return stream_accepted(sessions, key, serve=serve, route=route, subprotocol=subprotocol)
 
 
 async def serve_session(
@@ -144,29 +139,19 @@ async def serve_session(
 class Realtime(SessionFrontEnd):
     """The front end of the Realtime API: accepts the handshakes of its clients, and opens a session for each."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         # These clients do not resume: a session ends with its connection.
-        super().__init__(Sessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        super().__init__(app, Sessions(app.sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", REALTIME_PATH, needs_upgrade)
             router.add_websocket(REALTIME_PATH, self.upgrade, takes=lambda request: CALL_ID not in request.query)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
-        client = identify(request, self._authenticator, self._secrets)
+        client = RealtimeCaller.of(request, *self._identified(request, REALTIME_ORIGIN))
         if request.query.get("intent") == "transcription":
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
@@ -206,7 +191,7 @@ class Realtime(SessionFrontEnd):
                 store.release(kept.lease, delete=False)
             raise
         connection = recorded(connection, session.recording)
-        attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        attachment = RealtimeConnection(connection, session, dialect, rounds=self._rounds)
         if store is not None:
             if kept is None:
                 token = new_token() if client.needs_token else ""
@@ -251,22 +236,6 @@ def write_event(connection: SoleLink, event: Event) -> int:
     return len(data)
 
 
-def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDialect | VllmDialect:
-    """Return the dialect of a session that was restored, for its new connection.
-
-    Raises SessionNotFound if the saved state is not supported here, and EngineOverloaded. The session ends then.
-    """
-    try:
-        with refused_as_not_found():
-            saved: SavedRealtime | SavedVllm = msgpack.decode(session.of_attachment, type=SavedRealtime | SavedVllm)
-            if isinstance(saved, SavedVllm):
-                return VllmDialect(session.conversation, saved)
-            return RealtimeDialect(session, factory, saved.session, saved=saved)
-    except OmniError:
-        session.end(None)
-        raise
-
-
 class RealtimeConnection(SoleConnection):
     """The connection of a Realtime session: receives and sends events; a FrameReceiver and an Attachment.
 
@@ -285,12 +254,12 @@ class RealtimeConnection(SoleConnection):
         session: Session,
         dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect,
         *,
-        keep_alive: KeepAliveSettings,
+        rounds: PeerRounds,
     ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive)
+        super().__init__(connection, session, rounds=rounds)
         self._created = dialect.connect(self._send, self._output_cleared)
         self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
-        #: Whether the dialect is known: from the route, from the client's first event, or from a restored session.
+        #: Whether the dialect is known: from the route, or from the client's first event.
         self._dialect_known = not self._created or isinstance(dialect, TranslationDialect)
         self._observed = session.conversation.observed
         #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
@@ -354,10 +323,6 @@ class RealtimeConnection(SoleConnection):
                 return
         if not self._dialect.reported(error):
             self._send([self._dialect.error(error)])
-
-    def saved(self) -> bytes:
-        state = self._dialect.saved()
-        return b"" if state is None else msgpack.encode(state)
 
     def connection_closing(self) -> None:
         self._emptied.set()
@@ -425,7 +390,7 @@ class RealtimeConnection(SoleConnection):
                 record_message(self._session.recording, message)
                 send = self._send if self._kept is None or type(message) is not FinalChunk else self._send_settled
                 send(self._render(message))
-                if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+                if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
         except OmniError as error:
             self._loop.call_soon(self._session.end, error)
@@ -474,3 +439,49 @@ class RealtimeConnection(SoleConnection):
 
     def _write(self, event: Event) -> None:
         write_event(self._connection, event)
+
+
+CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
+
+
+class ClientSecretRoutes(FrontEnd):
+    """The front end that creates client secrets. If keys are configured, it needs a key: a secret does not do."""
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        if app.sessions.group is not None:
+            app.sessions.group.on(KNOW_SECRET, self._know)
+
+    async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
+        """Keep a secret that another worker made: the Unix time of its expiry, its digest, and the secret."""
+        expires_at, digest, secret = made
+        self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
+
+    def register(self, router: Router) -> None:
+        if self._config.streaming_input.enabled:
+            router.add("POST", CLIENT_SECRETS_PATH, self.create)
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Create a secret.
+
+        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of session settings
+        that are not accepted.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        given = body.session or {}
+        if given.get("model") is not None:
+            self._sessions.any_model.check(read(given["model"], str, "session.model"))
+        session = merged_session(SessionFields(), given)
+        shown = self._shown(session)
+        secret = ClientSecret(key=key, session=msgspec.json.encode(session))
+        told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
+        await exchange.respond_json(200, {**told, "session": shown}, [("Cache-Control", "no-store")])
+
+    def _shown(self, session: SessionFields) -> dict[str, Any]:
+        """Return the session object of ``session.created`` for these settings."""
+        configuration = self._sessions.configuration(STREAM_FORMATS, any_model=True)
+        config = configuration.apply(session_config(session, abilities_of(self._sessions)))
+        return session_object(session, config, session_id=new_id("sess_"))

@@ -28,7 +28,7 @@ from omni_ws.errors import (
 )
 from omni_ws.service.failure import new_id
 from omni_ws.transport.native.connection import Pause, StreamConnection, WatchedPeer
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAlive, PeerRounds
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.realtime_events import encode_event, error_event
 
@@ -112,12 +112,12 @@ class Sidebands:
 class Sideband(WatchedPeer):
     """One sideband: the receiver of its connection."""
 
-    def __init__(self, connection: StreamConnection, sidebands: Sidebands, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: StreamConnection, sidebands: Sidebands, *, rounds: PeerRounds) -> None:
         self._connection: StreamConnection = connection
         self._sidebands = sidebands
         self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None
+        self._rounds = rounds
+        self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
         #: Done with the code and the reason to close with.
         self._over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
 

@@ -18,15 +18,15 @@ from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import error_event, read
-from omni_ws.wire.realtime_session import PCM_RATE
-from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
-from omni_ws.wire.translation_session import (
+from omni_ws.wire.realtime_session import (
+    PCM_RATE,
     TranslationAbilities,
     TranslationFields,
     merged_translation,
     translation_config,
     translation_object,
 )
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
 
 #: The times in events are multiples of this, as OpenAI's are.
 FRAME_MS: Final = 200
@@ -143,9 +143,6 @@ class TranslationDialect:
     def reported(self, error: OmniError) -> bool:
         """Return whether the client has been sent this error."""
         return self._reported is error
-
-    def saved(self) -> None:
-        """Return nothing: the session ends with its server."""
 
     def close(self) -> None:
         """Release all bytes that are charged to the session."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -10,17 +9,20 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.errors import OmniError, Unauthenticated
+from omni_ws.errors import OmniError
 from omni_ws.service.failure import new_id
-from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.transport.http.access import Authenticator, presented_key
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, issued
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    ClientSecret,
+    issued,
+)
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.translation import (
     MAX_SESSION_SEC,
@@ -29,8 +31,7 @@ from omni_ws.transport.realtime.translation import (
     translation_settings,
 )
 from omni_ws.wire.realtime_events import read
-from omni_ws.wire.realtime_session import read_client_secret
-from omni_ws.wire.translation_session import TranslationFields, merged_translation, translation_object
+from omni_ws.wire.realtime_session import TranslationFields, merged_translation, read_client_secret, translation_object
 
 TRANSLATIONS_PATH: Final = "/v1/realtime/translations"
 TRANSLATION_SECRETS_PATH: Final = "/v1/realtime/translations/client_secrets"
@@ -45,15 +46,12 @@ TRANSLATION: Final = "translation"
 class Translations(SessionFrontEnd):
     """The front end of translation sessions: accepts their handshakes, and creates client secrets for them."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
-        super().__init__(Sessions(sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
+        if self._config.streaming_input.enabled:
             router.add("GET", TRANSLATIONS_PATH, needs_upgrade)
             router.add_websocket(TRANSLATIONS_PATH, self.upgrade)
             router.add("POST", TRANSLATION_SECRETS_PATH, self.create_secret)
@@ -62,24 +60,14 @@ class Translations(SessionFrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
-        key, bound, model = self._identify(request)
+        key, secret = self._identified(request, TRANSLATION)
+        model, bound = DEFAULT_MODEL, TranslationFields()
+        if secret is not None:
+            model, bound = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
         model = request.query.get("model") or model
         self._sessions.any_model.check(model)
         serve = partial(self._serve, key, request.client, bound, model)
         return accepted(request, self._sessions, key, serve=serve, route=TRANSLATIONS_PATH)
-
-    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, TranslationFields, str]:
-        """Return the key of a request, given directly or by a client secret, and the settings and model to begin with.
-
-        Raises Unauthenticated, also for the secret of another kind of session.
-        """
-        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
-        if secret is None:
-            return self._authenticator.authenticate(request), TranslationFields(), DEFAULT_MODEL
-        if secret.kind != TRANSLATION:
-            raise Unauthenticated("this client secret is for another kind of session")
-        model, settings = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
-        return secret.key, settings, model
 
     async def _serve(
         self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
@@ -96,7 +84,7 @@ class Translations(SessionFrontEnd):
         except OmniError:
             session.end(None)
             raise
-        attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        attachment = RealtimeConnection(connection, session, dialect, rounds=self._rounds)
         session.attach(attachment)
         return attachment
 

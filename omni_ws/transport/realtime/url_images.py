@@ -52,11 +52,6 @@ class UrlImages:
         self._share = Share(account)
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def waiting(self) -> list[dict[str, Any]]:
-        """The events that wait."""
-        return [event for event, _, _ in self._waiting]
-
     def holds(self, event: Mapping[str, Any], *, now: float) -> bool:
         """Keep an event if it has to wait, and return whether it has. Raises InvalidValue and EngineOverloaded."""
         if event["type"] not in WAITING_KINDS or not (self._waiting or any(True for _ in _named(event))):

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from msgspec import Struct
-
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
@@ -42,14 +40,6 @@ def created_fields(session_id: str) -> dict[str, Any]:
     return {"id": session_id, "created": int(time.time())}
 
 
-class SavedVllm(Struct, kw_only=True, tag="vllm"):
-    """The state of a VllmDialect, besides its conversation, in a form that can be written to bytes."""
-
-    transcribes: bool
-    hears: bool
-    text: list[str]
-
-
 class VllmDialect:
     """The counterpart of RealtimeDialect for clients of vLLM's ``/v1/realtime``: handles and renders their events.
 
@@ -57,19 +47,13 @@ class VllmDialect:
     because audio is transcribed as it arrives.
     """
 
-    def __init__(self, conversation: Conversation, saved: SavedVllm | None = None) -> None:
-        """``saved`` is the state of the dialect in a session that was restored."""
-        saved = saved or SavedVllm(transcribes=False, hears=False, text=[])
+    def __init__(self, conversation: Conversation) -> None:
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
         self._conversation = conversation
-        self._transcribes = saved.transcribes
-        self._hears = saved.hears
-        self._text = [*saved.text]
+        self._transcribes = False
+        self._hears = False
+        self._text: list[str] = []
         self._reported: OmniError | None = None
-
-    def saved(self) -> SavedVllm:
-        """Return the state of the dialect."""
-        return SavedVllm(transcribes=self._transcribes, hears=self._hears, text=self._text)
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]

@@ -24,8 +24,7 @@ from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, SessionTime
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
 from omni_ws.service.sessions.admission import WHY_EVICTED, Admission, Slot, session_too_long
-from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.service.sessions.factory import FILE_FORMATS
 from omni_ws.transport.http.application import FrontEnd
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import HttpRequest
@@ -78,28 +77,23 @@ class GenerationRoutes(FrontEnd):
         config: The server's configuration.
     """
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        self.sessions = sessions
-        self.authenticator = authenticator
-        self.config = sessions.config
-
     @asynccontextmanager
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
         """Authenticate a request, and hold a session's slot for it until the block ends. Yields the name of its key.
 
         Raises Unauthenticated, and the errors with which admission refuses a session.
         """
-        key = self.authenticator.authenticate(exchange.request)
-        admission = self.sessions.admission
+        key = self._authenticator.authenticate(exchange.request)
+        admission = self._sessions.admission
         async with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
-            self.sessions.check_ready()
-            exchange.limit_input(admission.input_pace(key), Share(self.sessions.budget))
+            self._sessions.check_ready()
+            exchange.limit_input(admission.input_pace(key), Share(self._sessions.budget))
             with limited(exchange, key):
                 yield key_name(key)
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
         """Return the body of a Mode A request. Raises NotFound if streaming input is disabled."""
-        streaming = self.config.streaming_input
+        streaming = self._config.streaming_input
         check_enabled(streaming)
         return StreamingBody(
             exchange, max_chunk_bytes=streaming.max_chunk_bytes, session_timeout_sec=streaming.session_timeout_sec
@@ -114,7 +108,7 @@ class GenerationRoutes(FrontEnd):
         ``wants_events`` reads from the fields whether the response is to be a stream of events.
         """
         fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
+            exchange, self._config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
         )
         async with self.errors_as_events(exchange, wanted=wants_events(fields)):
             yield JsonBody(fields, size)
@@ -136,7 +130,7 @@ class GenerationRoutes(FrontEnd):
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
         """Split chunks to the size that sessions accept; images stay whole."""
-        size = self.config.streaming_input.max_chunk_bytes
+        size = self._config.streaming_input.max_chunk_bytes
         for chunk in chunks:
             if chunk.modality is Modality.IMAGE:
                 yield chunk
@@ -165,7 +159,7 @@ class GenerationRoutes(FrontEnd):
             streaming_input: Whether the input is still arriving.
             prepare: Called with the conversation before the session runs; may raise.
         """
-        conversation = self.sessions.open(
+        conversation = self._sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
             any_model=True,
@@ -196,7 +190,7 @@ class GenerationRoutes(FrontEnd):
             encoder,
             head_at_start=head_at_start,
             done=done,
-            heartbeat_sec=self.config.sse_heartbeat_sec,
+            heartbeat_sec=self._config.sse_heartbeat_sec,
         )
 
 

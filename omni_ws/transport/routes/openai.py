@@ -29,10 +29,8 @@ from omni_ws.service.conversation.openai_requests import (
     prepare_answer,
 )
 from omni_ws.service.failure import new_id
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router
+from omni_ws.transport.http.application import Application, Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
 from omni_ws.transport.http.media_fetch import MediaReader
 from omni_ws.transport.recording.recordings import is_whole_json
@@ -87,10 +85,10 @@ from omni_ws.wire.streaming_body import FORM_TYPE
 class ChatRoutes(GenerationRoutes):
     """The handler of ``/v1/chat/completions``: a chat in a JSON body, or with input that is still arriving (Mode A)."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(sessions, authenticator)
-        self._media = MediaReader(sessions.config.http)
-        self._spoken = SpokenAnswers(sessions.group, lambda: asyncio.get_running_loop().time())
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        self._media = MediaReader(self._config.http)
+        self._spoken = SpokenAnswers(app.sessions.group, lambda: asyncio.get_running_loop().time())
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/chat/completions", self.chat_completions)
@@ -101,7 +99,7 @@ class ChatRoutes(GenerationRoutes):
         Streaming input is answered with events unless its parameters say ``"stream": false``.
         """
         async with self.admitted(exchange) as owner:
-            if await has_streaming_input(exchange, self.config):
+            if await has_streaming_input(exchange, self._config):
                 stream = self.streaming_body(exchange)
                 request = read_chat(await stream.parameters(), input_follows=True)
                 history, _ = await self._content(exchange, request, 0, owner)
@@ -139,7 +137,7 @@ class ChatRoutes(GenerationRoutes):
 
         Raises UnsupportedParameter or UnsupportedModality, naming the message.
         """
-        able = self.sessions.engine.capabilities
+        able = self._sessions.engine.capabilities
         if chunk.modality is Modality.TEXT:
             return chunk
         if chunk.modality not in able.input_modalities:
@@ -157,7 +155,7 @@ class ChatRoutes(GenerationRoutes):
         """Return a transcript of the speech in an earlier message."""
         patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
         session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
-        with charging(self.sessions.budget) as charge:
+        with charging(self._sessions.budget) as charge:
             async with session.running(self.split([chunk])):
                 outputs, _ = await collect_answer(session, charge)
         text = "".join(output.text for output in outputs if output.modality is OutputModality.TEXT)
@@ -185,7 +183,7 @@ class ChatRoutes(GenerationRoutes):
             streaming_input=streaming_input,
             prepare=partial(prepare_answer, request=request, history=history, read_whole=not streamed),
         )
-        options = chat_options(request, model=self.sessions.model.names[0])
+        options = chat_options(request, model=self._sessions.model.names[0])
         if streamed:
             async with session.running(source):
                 stream = ChatStream(options)
@@ -193,7 +191,7 @@ class ChatRoutes(GenerationRoutes):
             if request.wants_audio:
                 self._spoken.keep(audio_id(options), stream.spoken, key=owner)
             return
-        with charging(self.sessions.budget) as charge:
+        with charging(self._sessions.budget) as charge:
             async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             completion = ChatCompletion(options)
@@ -266,7 +264,7 @@ class CompletionRoutes(GenerationRoutes):
         options = ResponseOptions(
             completion_id="cmpl-" + (request.request_id or new_id("")),
             created=int(time.time()),
-            model=self.sessions.model.names[0],
+            model=self._sessions.model.names[0],
             choices=len(request.prompts) * request.answer.choices,
             logprobs=request.answer.logprobs is not None,
             include_usage=request.include_usage,
@@ -276,7 +274,7 @@ class CompletionRoutes(GenerationRoutes):
         if request.stream:
             await self.stream_events(exchange, source, Completion(options), head_at_start=False)
             return
-        with charging(self.sessions.budget) as charge:
+        with charging(self._sessions.budget) as charge:
             outputs, final = await collect_answer(source, charge)
             completion = Completion(options)
             for output in outputs:
@@ -293,7 +291,7 @@ class SpeechRoutes(GenerationRoutes):
     async def audio_speech(self, exchange: HttpExchange) -> None:
         """Respond with audio, whole or streamed, in the dialect that the request asks for."""
         async with self.admitted(exchange) as owner:
-            if await has_streaming_input(exchange, self.config):
+            if await has_streaming_input(exchange, self._config):
                 stream = self.streaming_body(exchange)
                 request = read_speech(await stream.parameters(), input_follows=True)
                 await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
@@ -319,7 +317,7 @@ class SpeechRoutes(GenerationRoutes):
         )
         kind = media_type(target)
         if whole:
-            with charging(self.sessions.budget) as charge:
+            with charging(self._sessions.budget) as charge:
                 async with session.running(source):
                     outputs, _ = await collect_answer(session, charge)
                 pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
@@ -364,7 +362,7 @@ class TranscriptionRoutes(GenerationRoutes):
 
     async def translations(self, exchange: HttpExchange) -> None:
         """Respond with a transcript in English. Raises UnsupportedParameter."""
-        if not self.sessions.engine.capabilities.translates:
+        if not self._sessions.engine.capabilities.translates:
             raise UnsupportedParameter("translation is not supported by this engine", param="model")
         await self._transcribe(exchange, AnswerOptions(translate=True))
 
@@ -376,7 +374,7 @@ class TranscriptionRoutes(GenerationRoutes):
                 request = read_transcription(await stream.parameters())
                 await self._respond(exchange, request, stream.feed, options=options, owner=owner, streaming_input=True)
                 return
-            parts = await read_form(exchange, self.config.http.max_body_bytes)
+            parts = await read_form(exchange, self._config.http.max_body_bytes)
             fields = form_fields(_texts(parts))
             streams = str(fields.get("stream")).lower() in ("true", "1")
             async with self.errors_as_events(exchange, wanted=streams):
@@ -407,7 +405,7 @@ class TranscriptionRoutes(GenerationRoutes):
                     exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False
                 )
             return
-        with charging(self.sessions.budget) as charge:
+        with charging(self._sessions.budget) as charge:
             async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             transcription = Transcription(request, language=language, translates=options.translate)
@@ -428,7 +426,7 @@ class TranscriptionRoutes(GenerationRoutes):
 
         Raises UnsupportedParameter for timestamps, if the engine has none.
         """
-        capabilities = self.sessions.engine.capabilities
+        capabilities = self._sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
             raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
         languages = capabilities.languages

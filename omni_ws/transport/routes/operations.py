@@ -29,13 +29,11 @@ from omni_ws.errors import (
 )
 from omni_ws.metrics import rendered
 from omni_ws.service.observing.accounts import is_near
-from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.service.store.session_store import SessionStore
-from omni_ws.transport.http.access import Authenticator, is_allowed_origin, presented_key
-from omni_ws.transport.http.application import FrontEnd, Router
-from omni_ws.transport.http.client_secrets import NATIVE, ClientSecrets
+from omni_ws.transport.http.access import NATIVE, Authenticator, is_allowed_origin, presented_key
+from omni_ws.transport.http.application import Application, FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 
@@ -52,10 +50,8 @@ class OperationsRoutes(FrontEnd):
     WebSocket will do to list models: a page learns there why its handshake was refused.
     """
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
         self._started = int(time.time())
 
     def register(self, router: Router) -> None:
@@ -202,13 +198,13 @@ class ProfilingRoutes(FrontEnd):
     They need the key of an administrator; if no keys are configured, a client on the server's own machine.
     """
 
-    def __init__(self, profiling: Profiling, authenticator: Authenticator, group: WorkerGroup | None = None) -> None:
-        self._profiling = profiling
-        self._authenticator = authenticator
-        self._group = group
-        if group is not None:
-            group.on(START_PROFILE, self._start_too)
-            group.on(STOP_PROFILE, profiling.stop)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        self._profiling = app.profiling
+        self._group = app.sessions.group
+        if self._group is not None:
+            self._group.on(START_PROFILE, self._start_too)
+            self._group.on(STOP_PROFILE, self._profiling.stop)
 
     async def _start_too(self, asked: ProfileRequest) -> tuple[Path, ...]:
         """Start the profile that another worker has started. Returns the event files of this worker."""

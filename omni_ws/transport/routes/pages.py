@@ -13,12 +13,11 @@ from urllib.parse import quote
 
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import NotFound, OriginNotAllowed
-from omni_ws.transport.http.access import Authenticator, is_allowed_origin, presented_key
-from omni_ws.transport.http.application import FrontEnd, Router, shown_path
+from omni_ws.transport.http.access import is_allowed_origin, presented_key
+from omni_ws.transport.http.application import Application, FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
-from omni_ws.web.one_file import one_file
-from omni_ws.web.shared_page import shared_page
+from omni_ws.web.one_file import one_file, shared_page
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -89,9 +88,9 @@ class DemoRoutes(FrontEnd):
     address of the page for a phone, with the key of who asks: nobody learns a key from it.
     """
 
-    def __init__(self, authenticator: Authenticator, phone_url: str | None = None) -> None:
-        self._authenticator = authenticator
-        self._phone_url = phone_url
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        self._phone_url = self._config.http.phone_url
 
     def register(self, router: Router) -> None:
         router.add("GET", "/", self.page)

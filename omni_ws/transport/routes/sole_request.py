@@ -20,14 +20,76 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage, message_cost
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
+from omni_ws.service.mcp.servers import ToolServers
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import Deadline, PeerGone
 from omni_ws.transport.http.request import error_object
-from omni_ws.transport.routes.chained_answer import ChainedAnswer
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
+
+
+class ChainedAnswer:
+    """A filter of the messages of one HTTP request: its client gets one answer, and no calls but of its functions.
+
+    The conversation ends with the answer that is the last.
+    """
+
+    def __init__(self, conversation: Conversation, mcp: ToolServers) -> None:
+        self._conversation = conversation
+        self._mcp = mcp
+        #: The indices that the client sees, of the calls of its functions, by request id and index.
+        self._shown: dict[tuple[str, int], int] = {}
+        self._usage = Usage()
+        self._finals = 0
+
+    def passes(self, message: ServerMessage) -> ServerMessage | None:
+        """Return the message as the client gets it; None if it does not."""
+        if isinstance(message, OutputChunk):
+            return self._call(message) if message.tool_call is not None else message
+        if not isinstance(message, FinalChunk):
+            return message
+        self._usage = _sum(self._usage, message.usage)
+        self._finals += 1
+        if self._mcp.working(message.request_id):
+            return None
+        self._conversation.close()
+        own = any(request_id == message.request_id for request_id, _ in self._shown)
+        called = message.finish_reason is FinishReason.TOOL_CALLS
+        reason = FinishReason.STOP if called and not own else message.finish_reason
+        reasons = (reason,) * len(message.finish_reasons)
+        times = message.times if self._finals == 1 else {}  # of several, they are those of the last answer alone
+        return dataclasses.replace(
+            message, usage=self._usage, finish_reason=reason, finish_reasons=reasons, times=times
+        )
+
+    def _call(self, chunk: OutputChunk) -> OutputChunk | None:
+        fragment = chunk.tool_call
+        assert fragment is not None
+        key = chunk.request_id, fragment.index
+        if fragment.name is not None and self._mcp.find(fragment.name) is None:
+            self._shown.setdefault(key, sum(request_id == chunk.request_id for request_id, _ in self._shown))
+        if key not in self._shown:
+            return None
+        return replace(chunk, tool_call=dataclasses.replace(fragment, index=self._shown[key]))
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    cached = (
+        None
+        if one.cached_tokens is None and other.cached_tokens is None
+        else ((one.cached_tokens or 0) + (other.cached_tokens or 0))
+    )
+    return Usage(
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        input_audio_ms=one.input_audio_ms + other.input_audio_ms,
+        output_audio_ms=one.output_audio_ms + other.output_audio_ms,
+        input_after_start_bytes=one.input_after_start_bytes + other.input_after_start_bytes,
+        cached_tokens=cached,
+    )
+
 
 #: The input of a SoleRequest: all of its chunks, or a function that feeds them as they arrive, and ends the input.
 InputSource: TypeAlias = "Iterable[InputChunk] | Callable[[SoleRequest], Awaitable[None]]"
@@ -177,7 +239,7 @@ class SoleRequest(Attachment):
             return None
         if isinstance(message, OmniError):
             raise message
-        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 
@@ -211,7 +273,7 @@ class SoleRequest(Attachment):
         except Exception as error:
             waiting.set_exception(error)
             return True
-        if self._observed.listening_to_outputs:
+        if self._observed.observers.listening_to_outputs:
             self._observed.notify(OutputWritten(output))
         return True
 

@@ -19,12 +19,10 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import Application
 from omni_ws.transport.native.connection import Pause
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import NO_PINGS
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.native.tcp_link import TcpLink, TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
@@ -41,11 +39,8 @@ class AudioSocketCalls(PhoneCalls):
     If the server has API keys, the UUID of a call must be one.
     """
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(sessions, authenticator)
-        self._recorder = recorder
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
         self._port = TcpPort("AudioSocket", flag="--telephony.audiosocket-port")
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -55,13 +50,13 @@ class AudioSocketCalls(PhoneCalls):
         return self._port.number
 
     async def open_ports(self) -> None:
-        settings = self._sessions.config.telephony
+        settings = self._config.telephony
         if settings.audiosocket_port is not None:
             make = partial(AudioSocketLink, self._accept)
             await self._port.open(make, settings.audiosocket_host, settings.audiosocket_port)
 
     def _accept(self, link: AudioSocketLink) -> None:
-        if len(self._calls) >= self._sessions.config.limits.max_connections:
+        if len(self._calls) >= self._config.limits.max_connections:
             link.abort()
             return
         call = asyncio.create_task(self._serve(link), name="call over AudioSocket")
@@ -72,12 +67,12 @@ class AudioSocketCalls(PhoneCalls):
         """Serve one connection, from its first frame to its close."""
         self._openings.add(link.refuse)
         try:
-            identifier = await link.identified(self._sessions.config.http.header_timeout_sec)
+            identifier = await link.identified(self._config.http.header_timeout_sec)
             if identifier is None:
                 return
             key = self._authenticator.authenticate_header(f"Bearer {identifier}")
             link.limit_input(self._sessions.admission.input_pace(key))
-            settings = self._sessions.config.telephony
+            settings = self._config.telephony
             fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
             given = {name: text for name, text in fields.items() if text is not None}
             session = await self._open(key, link.client, _AUDIO_FORMAT, **given)
@@ -106,14 +101,12 @@ class AudioSocketCalls(PhoneCalls):
 
 # A call.
 
-_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
-
 
 class AudioSocketCall(PhoneCall):
     """A call: receives frames of audio and keys, and sends frames of audio in real time. A hang-up ends the call."""
 
     def __init__(self, link: AudioSocketLink, session: Session, *, thinking_sound: bool) -> None:
-        super().__init__(link, session, keep_alive=_NO_PINGS, thinking_sound=thinking_sound)
+        super().__init__(link, session, rounds=NO_PINGS, thinking_sound=thinking_sound)
         self._link = link
         self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 

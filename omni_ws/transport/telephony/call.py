@@ -6,22 +6,117 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
 from websockets.frames import CloseCode
 
+from omni_ws.audio.codec import AudioEncoder
+from omni_ws.audio.pcm import Samples
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, StartTrigger
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import SessionFrontEnd
+from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.telling import record_message
-from omni_ws.transport.telephony.thinking_sound import ThinkingSound
+from omni_ws.transport.native.keep_alive import PeerRounds
+from omni_ws.transport.native.session import record_message
+from omni_ws.wire.server_frames import (
+    ResponseStartedFrame,
+    SpeechConfirmedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
+
+#: From the end of the caller's turn to the first sound, and from one sound to the next.
+BEGINS_SEC: Final = 2.0
+EVERY_SEC: Final = 1.5
+#: The peak of the sound: -40 dB of full scale.
+PEAK: Final = 0.01
+#: Two notes, the second lower (Hz), each so long.
+NOTES: Final = (311.0, 233.0)
+NOTE_SEC: Final = 0.1
+#: Sound is sent in packets of the telephone network.
+PACKET_SEC: Final = 0.02
+#: Answers that nobody waits for.
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
+
+
+def notes(sample_rate: int) -> Samples:
+    """Return the sound: each note swells and fades, so that nothing clicks."""
+    time = np.arange(round(NOTE_SEC * sample_rate)) / sample_rate
+    swell = PEAK * np.sin(np.pi * time / NOTE_SEC) ** 2
+    return np.concatenate([swell * np.sin(2 * np.pi * note * time) for note in NOTES]).astype(np.float32)
+
+
+@lru_cache(maxsize=4)
+def packets(audio: AudioFormat) -> tuple[bytes, ...]:
+    """Return the sound in a raw format, in packets of PACKET_SEC."""
+    encoder = AudioEncoder(audio, source_rate=audio.sample_rate)
+    sound = encoder.encode(notes(audio.sample_rate)) + encoder.flush()
+    size = round(audio.bytes_per_second * PACKET_SEC)
+    return tuple(sound[start : start + size] for start in range(0, len(sound), size))
+
+
+class ThinkingSound:
+    """Plays the sound from BEGINS_SEC after the caller's turn on, until there is audio, a final, or speech.
+
+    ``play`` is called with each packet when it is due.
+    """
+
+    def __init__(self, audio: AudioFormat, play: Callable[[bytes], None]) -> None:
+        self._packets = packets(audio)
+        self._play = play
+        self._loop = asyncio.get_running_loop()
+        #: The request whose answer is awaited.
+        self._request_id: str | None = None
+        self._speaking = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, message: ServerMessage) -> None:
+        """Learn from one of the session's messages whether an answer is awaited."""
+        match message:
+            case SpeechStartedFrame(certain=False):
+                pass  # an answer is heard, and this may be no turn
+            case SpeechStartedFrame() | SpeechConfirmedFrame():
+                self._speaking = True
+                self.stop()
+            case SpeechStoppedFrame(request_id=request_id):
+                self._speaking = False
+                self._wait_for(request_id)
+            case ResponseStartedFrame(request_id=request_id, trigger=trigger) if not self._speaking:
+                if trigger not in _UNASKED and request_id != self._request_id:
+                    self._wait_for(request_id)
+            case OutputChunk(modality=OutputModality.AUDIO):
+                self.stop()
+            case FinalChunk(request_id=request_id) if request_id == self._request_id:
+                self.stop()
+
+    def stop(self) -> None:
+        """Play nothing more until the next turn. Idempotent."""
+        self._request_id = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait_for(self, request_id: str | None) -> None:
+        self.stop()
+        if request_id is not None:
+            self._request_id = request_id
+            self._play_at(self._loop.time() + BEGINS_SEC, 0)
+
+    def _play_at(self, when: float, place: int) -> None:
+        self._timer = self._loop.call_at(when, self._play_packet, when, place)
+
+    def _play_packet(self, when: float, place: int) -> None:
+        self._play(self._packets[place])
+        if place + 1 < len(self._packets):
+            self._play_at(when + PACKET_SEC, place + 1)
+        else:
+            self._play_at(when - place * PACKET_SEC + EVERY_SEC, 0)
+
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +139,8 @@ MAX_KEYS: Final = 32
 class PhoneCalls(SessionFrontEnd):
     """Base class of front ends for calls, which open a session for each call. Callers do not resume sessions."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._authenticator = authenticator
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=TELEPHONY_ORIGIN, grace=0))
         #: Of each connection that waits for its call to begin, the function that refuses it.
         self._openings: set[Callable[[OmniError], None]] = set()
 
@@ -60,7 +153,7 @@ class PhoneCalls(SessionFrontEnd):
         try:
             session.conversation.configure(
                 {
-                    "input_audio": {**audio, "echo": "server" if self._sessions.config.telephony.cancel_echo else None},
+                    "input_audio": {**audio, "echo": "server" if self._config.telephony.cancel_echo else None},
                     "output_audio": audio,
                     "modalities": ["text", "audio"],  # the text is for the history
                     "turn_detection": {**self._turns, "duck": True},
@@ -74,7 +167,7 @@ class PhoneCalls(SessionFrontEnd):
 
     @property
     def _turns(self) -> dict[str, Any]:
-        murmurs = self._sessions.config.telephony.backchannel
+        murmurs = self._config.telephony.backchannel
         if murmurs and "semantic_vad" in self._sessions.speech_workers.turn_detection_types:
             return {"type": "semantic_vad", "backchannel": True}
         return {"type": "server_vad"}
@@ -99,11 +192,9 @@ class PhoneCall(SoleConnection):
     Before an orderly end the caller hears the answer to its end.
     """
 
-    def __init__(
-        self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings, thinking_sound: bool
-    ) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds, thinking_sound: bool) -> None:
         """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
-        super().__init__(connection, session, keep_alive=keep_alive)
+        super().__init__(connection, session, rounds=rounds)
         audio = self._conversation.configuration.effective.output_audio
         sound_format = AudioFormat(audio.format, audio.sample_rate)
         self._thinking = ThinkingSound(sound_format, self._sound) if thinking_sound else None

@@ -32,14 +32,12 @@ from omni_ws.errors import (
 )
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.application import Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
+from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import Pause, StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.connection import Pause, StreamConnection, stream_accepted
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
@@ -59,15 +57,12 @@ _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPL
 class TelephonyStreams(PhoneCalls):
     """The front end of telephony gateways: accepts their handshakes, and opens a session for each stream."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(sessions, authenticator)
-        self._recorder = recorder
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app)
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.telephony.enabled:
+        if self._config.telephony.enabled:
             router.add("GET", TELEPHONY_PATH, needs_upgrade)
             router.add_websocket(TELEPHONY_PATH, self.upgrade)
 
@@ -77,17 +72,8 @@ class TelephonyStreams(PhoneCalls):
             entry.startswith(KEY_SUBPROTOCOLS) for entry in request.offered_subprotocols
         )
         key = self._authenticator.authenticate(request) if presents_key else None
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key) if presents_key else None,
-                budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(self._serve, client=request.client, key=key, presents_key=presents_key),
-            route=TELEPHONY_PATH,
-            max_size=MAX_MESSAGE_BYTES,
-        )
+        serve = partial(self._serve, client=request.client, key=key, presents_key=presents_key)
+        return stream_accepted(self._sessions, key, serve=serve, route=TELEPHONY_PATH, max_size=MAX_MESSAGE_BYTES)
 
     async def _serve(
         self, connection: StreamConnection, *, client: str, key: ApiKey | None, presents_key: bool
@@ -96,7 +82,7 @@ class TelephonyStreams(PhoneCalls):
         opening = StreamOpening(connection)
         self._openings.add(opening.refuse)
         try:
-            start = await opening.wait(self._sessions.config.http.header_timeout_sec)
+            start = await opening.wait(self._config.http.header_timeout_sec)
             if start is None:
                 return
             if not presents_key:
@@ -113,8 +99,8 @@ class TelephonyStreams(PhoneCalls):
         begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
-        sounds = self._sessions.config.telephony.thinking_sound
-        call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive, thinking_sound=sounds)
+        sounds = self._config.telephony.thinking_sound
+        call = StreamCall(connection, session, start.stream_sid, rounds=self._rounds, thinking_sound=sounds)
         behind = opening.behind
         del start, given, opening  # with all parameters of the call, which it does not need
         session.attach(call)
@@ -227,10 +213,10 @@ class StreamCall(PhoneCall):
         session: Session,
         stream_sid: str,
         *,
-        keep_alive: KeepAliveSettings,
+        rounds: PeerRounds,
         thinking_sound: bool,
     ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive, thinking_sound=thinking_sound)
+        super().__init__(connection, session, rounds=rounds, thinking_sound=thinking_sound)
         self._stream_sid = stream_sid
         self._playout = MarkedPlayout(stream_sid, self._report)
         self._last_chunk = -1

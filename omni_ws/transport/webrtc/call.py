@@ -60,7 +60,7 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import NO_PINGS
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event, request_id_of
 from omni_ws.transport.realtime.live import LiveDialect
@@ -94,8 +94,6 @@ check_private_names(
 TRACK: Final = AudioFormat(sample_rate=SAMPLE_RATE)
 #: Stands for a response in the playout of sound that belongs to none.
 _BESIDE: Final = ""
-#: A call has no pings; see CallChannel.
-_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 #: What a sideband may not send, and why.
 _REFUSED: Final = {"input_audio_buffer.append": "the audio of a call comes by its track: a sideband cannot append any"}
 
@@ -116,7 +114,7 @@ class Call(RealtimeConnection):
         refused: Mapping[str, str],
     ) -> None:
         """``refused``: the types of events that a sideband may not send, each with the reason."""
-        super().__init__(channel, session, dialect, keep_alive=_NO_PINGS)
+        super().__init__(channel, session, dialect, rounds=NO_PINGS)
         self._channel = channel
         self._of_call = dialect
         self._dialect_known = True  # vLLM's clients do not call
@@ -419,9 +417,7 @@ class CallChannel(PausedReading):
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
-        self._receiver: FrameReceiver | None = None
         self._pauses = Pause.EARLY
-        self._watch = None
         #: Messages that wait, with whether each is text.
         self._unread: deque[tuple[bytes, bool]] = deque()
         self._unread_share = Share(budget)
@@ -429,7 +425,6 @@ class CallChannel(PausedReading):
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
         self._input_pace = input_pace
-        self._pace_timer: asyncio.TimerHandle | None = None
         #: Done when the channel is open, or the peer is gone.
         self.opened: asyncio.Future[bool] = self.loop.create_future()
         #: Set when nothing waits to be sent, or nothing can be.

@@ -24,21 +24,17 @@ from omni_ws.errors import (
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.client_secrets import ClientSecrets
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
 from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
 from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, accepted, identify
+from omni_ws.transport.realtime.session import CALL_ID, REALTIME_ORIGIN, REALTIME_PATH, RealtimeCaller, accepted
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded_channel
 from omni_ws.wire.frames import loads_object
@@ -84,25 +80,14 @@ _Make: TypeAlias = "Callable[[Session, CallChannel], Call]"
 class WebrtcCalls(SessionFrontEnd):
     """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
-    def __init__(
-        self,
-        sessions: SessionFactory,
-        authenticator: Authenticator,
-        secrets: ClientSecrets,
-        recorder: Recorder | None = None,
-    ) -> None:
-        super().__init__(Sessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
-        self._sessions = sessions
-        self._authenticator = authenticator
-        self._secrets = secrets
-        self._recorder = recorder
-        self._config = sessions.config.webrtc
-        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
         #: By id.
         self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:
-        if not self._sessions.config.streaming_input.enabled:
+        if not self._config.streaming_input.enabled:
             return
         router.add("POST", CALLS_PATH, self.create)
         router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
@@ -127,7 +112,7 @@ class WebrtcCalls(SessionFrontEnd):
         Raises Unauthenticated, WebrtcOff, ModelNotFound, the errors of an invalid offer or invalid session settings,
         and what ``Sessions.admit`` raises.
         """
-        caller = identify(exchange.request, self._authenticator, self._secrets)
+        caller = RealtimeCaller.of(exchange.request, *self._identified(exchange.request, REALTIME_ORIGIN))
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
         offer, given = await _read_body(exchange)
@@ -146,8 +131,8 @@ class WebrtcCalls(SessionFrontEnd):
 
     async def hang_up(self, exchange: HttpExchange) -> None:
         """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
-        caller = identify(exchange.request, self._authenticator, self._secrets)
-        await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], caller.key))
+        key, _ = self._identified(exchange.request, REALTIME_ORIGIN)
+        await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], key))
 
     def join(self, request: HttpRequest) -> UpgradeDecision:
         """Accept the handshake of a sideband. A client secret opens none: it is in the hands of a page.
@@ -233,7 +218,7 @@ class WebrtcCalls(SessionFrontEnd):
     # all calls
 
     def _check_served(self) -> None:
-        if not self._config.enabled:
+        if not self._config.webrtc.enabled:
             raise WebrtcOff("WebRTC is switched off here (webrtc.enabled); use the WebSocket /v1/realtime")
         if not self._sessions.takes_calls:
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
@@ -268,17 +253,17 @@ class WebrtcCalls(SessionFrontEnd):
         """Create the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, answer_offer, new_peer
 
-        peer = new_peer(self._config)
+        peer = new_peer(self._config.webrtc)
         channel = CallChannel(
             peer,
             budget=session.conversation.account,
             input_pace=self._sessions.admission.input_pace(key),
-            write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+            write_timeout=self._config.streaming_input.write_timeout_sec,
         )
         call: Call | None = None
         try:
             call = make(session, recorded_channel(channel, session.recording, LIVE_PATH if live else CALLS_PATH))
-            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
+            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config.webrtc)
         except BaseException:
             await peer.close()
             if call is not None:
@@ -294,7 +279,7 @@ class WebrtcCalls(SessionFrontEnd):
         sidebands.check_room()
 
         async def serve(connection: StreamConnection) -> None:
-            await Sideband(connection, sidebands, keep_alive=self._keep_alive).run()
+            await Sideband(connection, sidebands, rounds=self._rounds).run()
 
         return accepted(request, self._sessions, key, serve=serve, route=route)
 

@@ -17,7 +17,7 @@ from omni_ws.transport.realtime.live_endpoint import LiveConnection
 from omni_ws.transport.realtime.session import write_event
 from omni_ws.transport.realtime.sideband import MIRRORED_AUDIO
 from omni_ws.transport.webrtc.call import Call, CallChannel
-from omni_ws.wire.live_channel import DataChannel
+from omni_ws.wire.live_session import DataChannel
 
 _BY_TRACK: Final = "the audio of a call comes by its track: events cannot append any"
 #: What a sideband may not send, and why.

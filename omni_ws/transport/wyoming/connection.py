@@ -35,8 +35,8 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import SoleConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.telling import record_message
+from omni_ws.transport.native.keep_alive import NO_PINGS
+from omni_ws.transport.native.session import record_message
 from omni_ws.transport.wyoming.answers import (
     SOUND,
     SatelliteTurn,
@@ -44,8 +44,11 @@ from omni_ws.transport.wyoming.answers import (
     TextAnswered,
     TextToSpeech,
     WyomingAnswer,
+    check_program,
+    check_recogniser,
+    describe_services,
+    voice_of,
 )
-from omni_ws.transport.wyoming.info import check_program, check_recogniser, describe_services, voice_of
 from omni_ws.transport.wyoming.link import WyomingLink
 from omni_ws.transport.wyoming.talks import Talks
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
@@ -77,7 +80,6 @@ _UNPACED_MS: Final = 3_600_000
 #: Begins the names of answers to what needs no request.
 _EMPTY: Final = "empty "
 _WRITE_BATCH_MESSAGES: Final = 128
-_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 _LAYOUTS: Final = {1: SampleLayout.U8, 2: SampleLayout.S16, 3: SampleLayout.S24, 4: SampleLayout.S32}
 #: Events that ask for services that are not in ``info``.
 UNSERVED: Final = {"detect": "detection of wake words", "recognize": "recognition of intents"}
@@ -122,7 +124,7 @@ class WyomingConnection(SoleConnection):
     def __init__(
         self, link: WyomingLink, session: Session, factory: SessionFactory, talks: Talks, *, lasting: bool
     ) -> None:
-        super().__init__(link, session, keep_alive=_NO_PINGS)
+        super().__init__(link, session, rounds=NO_PINGS)
         self._link = link
         self._factory = factory
         self._talks = talks

@@ -12,11 +12,8 @@ from websockets.frames import CloseCode
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError, ShuttingDown
-from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import SessionFrontEnd
+from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.tcp_link import TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
 from omni_ws.transport.wyoming.connection import WyomingConnection
@@ -42,19 +39,15 @@ PING_TIMEOUT_SEC: Final = 20.0
 class WyomingServices(SessionFrontEnd):
     """The front end of Wyoming, whose peers have no keys: ``wyoming.key`` is the one whose limits count."""
 
-    def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
-    ) -> None:
+    def __init__(self, app: Application) -> None:
         """Raises ConfigurationError if there is no key of the configured name."""
-        super().__init__(Sessions(sessions, origin=WYOMING_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._recorder = recorder
-        self._settings = sessions.config.wyoming
+        super().__init__(app, Sessions(app.sessions, origin=WYOMING_ORIGIN, grace=0))
+        self._settings = self._config.wyoming
         name = self._settings.key
-        self._key = None if name is None else authenticator.named(name)
+        self._key = None if name is None else self._authenticator.named(name)
         if name is not None and self._key is None:
             raise ConfigurationError([f"wyoming.key: no API key is named {name}"])
-        self._talks = Talks(max_tokens=sessions.config.limits.max_history_tokens)
+        self._talks = Talks(max_tokens=self._config.limits.max_history_tokens)
         self._port = TcpPort("Wyoming", flag="--wyoming-port")
         #: The tasks of connections and satellites.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,11 +75,11 @@ class WyomingServices(SessionFrontEnd):
     # connections
 
     def _link(self, accepted: Callable[[WyomingLink], None]) -> WyomingLink:
-        timeout = self._sessions.config.streaming_input.write_timeout_sec
+        timeout = self._config.streaming_input.write_timeout_sec
         return WyomingLink(accepted, budget=self._sessions.budget, write_timeout=timeout)
 
     def _accept(self, link: WyomingLink) -> None:
-        if len(self._tasks) >= self._sessions.config.limits.max_connections:
+        if len(self._tasks) >= self._config.limits.max_connections:
             link.abort()
             return
         self._start(self._serve(link, self._lobby(link)), name="connection over Wyoming")
@@ -98,7 +91,7 @@ class WyomingServices(SessionFrontEnd):
 
     async def _serve(self, link: WyomingLink, lobby: Lobby, *, satellite: bool = False) -> None:
         """Serve a connection to its close. That of a ``satellite`` stays open without a session, for hours."""
-        timeout = None if satellite else self._sessions.config.streaming_input.session_timeout_sec
+        timeout = None if satellite else self._config.streaming_input.session_timeout_sec
         link.limit_input(self._sessions.admission.input_pace(self._key))
         try:
             while (first := await lobby.first_request(timeout)) is not None:

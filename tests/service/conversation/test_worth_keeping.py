@@ -10,8 +10,19 @@ import pytest
 
 from omni_ws.core.history import HistoryItems, Message
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.summing import MAX_WEIGHED, Sizes, lightened, may_select, selected
-from omni_ws.service.conversation.worth_keeping import asks, is_readable, remarks, says, sentences_of, weight
+from omni_ws.service.conversation.summing import (
+    MAX_WEIGHED,
+    Sizes,
+    asks,
+    is_readable,
+    lightened,
+    may_select,
+    remarks,
+    says,
+    selected,
+    sentences_of,
+    weight,
+)
 
 TALKS = tomllib.loads((Path(__file__).parents[2] / "data" / "worth_keeping.toml").read_text("utf-8"))
 

@@ -15,8 +15,7 @@ from support.patience import PATIENCE_SEC
 from omni_ws.config.model import RealtimeConfig
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.service.mcp.bounds import MAX_RESPONSE_BYTES, MAX_STREAM_BYTES, BoundedBody
-from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach
+from omni_ws.service.mcp.client import MAX_RESPONSE_BYTES, MAX_STREAM_BYTES, BoundedBody, McpFailure, McpLink, McpReach
 from omni_ws.wire.mcp_servers import McpServer
 
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.metrics import Metrics
-from omni_ws.service.observing.otlp_metrics import MetricsExport
+from omni_ws.service.observing.telemetry import MetricsExport
 
 
 class Collector:

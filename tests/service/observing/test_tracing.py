@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from omni_ws.engine.fake import EchoEngine, EchoSettings
-from omni_ws.service.observing.tracing import RequestSpans, tracer_provider
+from omni_ws.service.observing.telemetry import RequestSpans, tracer_provider
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}

@@ -363,7 +363,7 @@ async def test_the_parts_are_spans_and_one_that_comes_late_is_added() -> None:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from omni_ws.service.observing.tracing import RequestSpans, tracer_provider
+    from omni_ws.service.observing.telemetry import RequestSpans, tracer_provider
 
     exporter = InMemorySpanExporter()
     provider = tracer_provider(SimpleSpanProcessor(exporter))

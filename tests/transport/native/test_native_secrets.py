@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.transport.http.client_secrets import NATIVE, ClientSecret
+from omni_ws.transport.http.access import NATIVE, ClientSecret
 
 PATH = "/v1/streaming_input/client_secrets"
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame"), max_sessions=1),)

@@ -30,8 +30,7 @@ from omni_ws.service.sessions.session import Session
 from omni_ws.service.store.records import Change, ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
-from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.client_secrets import ClientSecrets
+from omni_ws.transport.http.access import Authenticator, ClientSecrets
 from omni_ws.transport.native.endpoint import Return, StreamingInput
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
@@ -188,7 +187,10 @@ class Server:
             max_age_sec=86_400,
             max_bytes=1 << 30,
         )
-        self.front = StreamingInput(self.factory, Authenticator(()), ClientSecrets())
+        app: Any = SimpleNamespace(
+            sessions=self.factory, authenticator=Authenticator(()), secrets=ClientSecrets(), recorder=None
+        )
+        self.front = StreamingInput(app)
         self._served: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

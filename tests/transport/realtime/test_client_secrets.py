@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import RateLimited
-from omni_ws.transport.http import client_secrets
-from omni_ws.transport.http.client_secrets import ClientSecret, ClientSecrets
+from omni_ws.transport.http import access
+from omni_ws.transport.http.access import ClientSecret, ClientSecrets
 
 PATH = "/v1/realtime/client_secrets"
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open"), max_sessions=1))
@@ -245,7 +245,7 @@ def a_secret(key: ApiKey | None = None, size: int = 2) -> ClientSecret:
 
 def test_each_key_may_have_so_many() -> None:
     secrets = ClientSecrets()
-    for number in range(client_secrets.MAX_SECRETS):
+    for number in range(access.MAX_SECRETS):
         secrets.create(a_secret(KEYS[0]), lifetime=100 + number, now=0)
     with pytest.raises(RateLimited) as refused:
         secrets.create(a_secret(KEYS[0]), lifetime=100, now=40)
@@ -256,17 +256,17 @@ def test_each_key_may_have_so_many() -> None:
 
 def test_each_key_may_keep_so_many_bytes() -> None:
     secrets = ClientSecrets()
-    secrets.create(a_secret(size=client_secrets.MAX_SESSION_BYTES - 10), lifetime=100, now=0)
+    secrets.create(a_secret(size=access.MAX_SESSION_BYTES - 10), lifetime=100, now=0)
     value = secrets.create(a_secret(size=10), lifetime=200, now=0)
     with pytest.raises(RateLimited):
         secrets.create(a_secret(size=1), lifetime=100, now=0)
-    secrets.create(a_secret(size=client_secrets.MAX_SESSION_BYTES - 10), lifetime=100, now=100)
+    secrets.create(a_secret(size=access.MAX_SESSION_BYTES - 10), lifetime=100, now=100)
     assert secrets.find(value, now=199) == a_secret(size=10)
     assert secrets.find(value, now=200) is None
 
 
 async def test_too_many_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_secrets, "MAX_SECRETS", 1)
+    monkeypatch.setattr(access, "MAX_SECRETS", 1)
     async with live_server() as server:
         await secret(server, expires_after={"seconds": 60})
         answer = await create(server)

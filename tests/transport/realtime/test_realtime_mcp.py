@@ -19,6 +19,8 @@ from support.raw_http import post
 from support.realtime_client import TEXT_RESPONSE, RealtimeClient, failed, realtime_client, text_of
 
 from omni_ws.logs import QUIETED_LOGGERS
+from omni_ws.transport.realtime.realtime import RealtimeDialect
+from omni_ws.transport.realtime.session import RealtimeConnection
 
 
 @pytest.fixture(scope="module")
@@ -440,7 +442,11 @@ async def test_credentials_are_found_nowhere(
             await client.response()
             await failed(client, "session.update", session={"type": "realtime", "tools": [{**tool, "headers": 5}]})
             conversation = next(iter(server.app.sessions.conversations))
-            saved = msgspec.msgpack.encode(conversation.saved()) + conversation._attached.saved()
+            attached = conversation._attached
+            assert isinstance(attached, RealtimeConnection)
+            assert isinstance(attached._dialect, RealtimeDialect)
+            kept = attached._dialect.kept()
+            saved = msgspec.msgpack.encode(conversation.saved()) + msgspec.msgpack.encode(kept)
             seen = str(client.received)
         async with native_client(server) as native:
             await native.configure(modalities=["text"], tools=[tool])

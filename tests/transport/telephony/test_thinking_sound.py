@@ -16,7 +16,7 @@ from support.phone_gateway import mu_law, phone_gateway
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.transport.telephony.thinking_sound import BEGINS_SEC, EVERY_SEC, NOTE_SEC, NOTES, PACKET_SEC, PEAK, notes
+from omni_ws.transport.telephony.call import BEGINS_SEC, EVERY_SEC, NOTE_SEC, NOTES, PACKET_SEC, PEAK, notes
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -27,7 +27,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.wire.live_channel import MAX_PERMITTED
+from omni_ws.wire.live_session import MAX_PERMITTED
 
 LIVE = "/v1/live/sessions"
 SESSION: Any = {"model": "gpt-live-1"}

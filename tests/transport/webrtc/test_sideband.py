@@ -22,7 +22,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 from omni_ws.transport.realtime.sideband import MAX_BEHIND_BYTES, MAX_SIDEBANDS, Sideband, Sidebands
 from omni_ws.transport.webrtc.call import Call
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
@@ -245,7 +245,7 @@ async def test_how_much_may_be_unread(past: int) -> None:
         transport=SimpleNamespace(get_write_buffer_size=lambda: MAX_BEHIND_BYTES + past),
     )
     all_of_them = sidebands()
-    sideband = Sideband(cast("StreamConnection", connection), all_of_them, keep_alive=KeepAliveSettings())
+    sideband = Sideband(cast("StreamConnection", connection), all_of_them, rounds=PeerRounds(KeepAliveSettings()))
     all_of_them.join(sideband)
     all_of_them.write({"type": "error"})
     all_of_them.write({"type": "error"})
