@@ -102,6 +102,17 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
     return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
 
 
+def goes_on(text: str, language: str) -> bool:
+    """Return whether a sentence goes on behind the last word of ``text``, "the", whatever its punctuation says.
+
+    For a reading that a recogniser takes for less likely: it often makes a whole sentence of one that is not, such as
+    "Tell me about that." of "Tell me about the".
+    """
+    if language not in LANGUAGES or not (words := _words(text[-READ:])):
+        return False
+    return _is_open(words, _lists(language), question=_QUESTION.search(text) is not None) is Unfinished.YES
+
+
 def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     for length in range(1, _LONGEST_PHRASE + 1):
