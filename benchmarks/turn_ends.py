@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     )
     parser.add_argument("--eagerness", nargs="+", default=["low", "auto", "high"], help="for --words: only these")
     options = parser.parse_args(arguments)
-    judge = Judge(SmartTurn(_weights(weights_cache())))
+    judge = Judge(SmartTurn(smart_turn_file(weights_cache())))
     if options.words is not None:
         table(judge.ask, weights_cache(), options.words, options.eagerness)
         return True
@@ -190,7 +190,7 @@ def _samples(data: bytes) -> Samples:
     return samples_from_bytes(data, SampleLayout.S16)
 
 
-def _weights(cache: WeightsCache) -> Path:
+def smart_turn_file(cache: WeightsCache) -> Path:
     weights = pinned_weights()["smart-turn"]
     return cache.fetch(weights) / weights.files[0].name
 

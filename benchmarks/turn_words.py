@@ -144,14 +144,14 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
     begun, late = 0, []
     for number, turn in enumerate(spoken):
         watch = _watch(turns, ask, _words(told=False))
-        _events(watch, turn.samples, ORDINARY_BAR)
-        over = _events(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
+        events_in(watch, turn.samples, ORDINARY_BAR)
+        over = events_in(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
         begun += any(isinstance(event, SpeechOnset) for event in over)
         behind = television(reader, seconds=4 + len(turn.samples) / SAMPLE_RATE, begin=number)
         front = np.concatenate([np.zeros(4 * SAMPLE_RATE, np.float32), turn.samples])
         # The recogniser hears the television go on, and tells no words in a pause.
         heard = behind[: len(front)] + front
-        both = _events(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
+        both = events_in(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
         end = turn.end_ms + 4000
         ends = [event.detected_ms - end for event in both if isinstance(event, SpeechOffset)]
         late.append(min((one for one in ends if one > 0), default=np.inf))
@@ -162,7 +162,7 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
     print(", ".join(f"{one:.0f}" for one in sorted(late)), "ms")
 
 
-def _events(watch: SpeechWatch, samples: Samples, bar: StartBar) -> list[TurnEvent]:
+def events_in(watch: SpeechWatch, samples: Samples, bar: StartBar) -> list[TurnEvent]:
     """What happens in the samples, a window at a time."""
     data, size = pcm16_from_samples(samples).tobytes(), 2 * WINDOW_SAMPLES
     pieces = (data[start : start + size] for start in range(0, len(data), size))

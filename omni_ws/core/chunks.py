@@ -189,6 +189,11 @@ def heard_language(hearing: Hearing | None) -> str | None:
     return code if code in WHISPER_LANGUAGES else None
 
 
+def other_readings(hearing: Hearing | None) -> tuple[str, ...]:
+    """Return the texts that are almost as likely as what was told; none if that is not known."""
+    return () if hearing is None else hearing.others
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's audio.

@@ -264,7 +264,10 @@ class AsrStage(_EngineStage):
             heard = self._heard.popleft()
             item: InputChunk | Guess
             if isinstance(heard, TranscriptGuess):
-                item = Guess(copy(self._boundary).heard(heard.text) if heard.text.strip() else None, heard_language(heard.hearing))
+                item = Guess(
+                    copy(self._boundary).heard(heard.text) if heard.text.strip() else None,
+                    heard_language(heard.hearing),
+                )
             else:
                 item = self._boundary.heard(heard)
             if not self._sink.closed:

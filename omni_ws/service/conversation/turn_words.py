@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from omni_ws.audio.speech_watch import Unfinished
+from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
 from omni_ws.service.conversation.unfinished import READ, goes_on, how_unfinished
 
@@ -77,8 +78,7 @@ class TurnWords:
             code = language or (next(iter(languages)) if len(languages) == 1 else "")
             said = f"{self._settled} {text}"[-READ:]
             self.unfinished = how_unfinished(said, code, asked=self._asked())
-            others = () if words.hearing is None else words.hearing.others
-            if any(goes_on(other, code) for other in others):
+            if any(goes_on(other, code) for other in other_readings(words.hearing)):
                 self.unfinished = Unfinished.YES
             self._has_word = True
             if isinstance(words, TranscriptOutput):
