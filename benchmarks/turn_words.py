@@ -11,7 +11,7 @@ import hashlib
 import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -190,11 +190,17 @@ class Told:
 
 
 class TextsOf:
-    """What the recogniser tells in the pauses of a turn, in the time of its audio; each text after ``delay_ms``."""
+    """What the recogniser tells in the pauses of a turn, in the time of its audio; each text after ``delay_ms``.
 
-    def __init__(self, recogniser: WhisperRecogniser, *, delay_ms: float = TEXT_DELAY_MS) -> None:
+    With ``one_reading`` it tells no others that are almost as likely.
+    """
+
+    def __init__(
+        self, recogniser: WhisperRecogniser, *, delay_ms: float = TEXT_DELAY_MS, one_reading: bool = False
+    ) -> None:
         self._recogniser = recogniser
         self._delay_ms = delay_ms
+        self._one_reading = one_reading
         self._known: dict[bytes, Recognised] = {}
 
     def __call__(self, samples: Samples, limits: UtteranceLimits) -> list[Told]:
@@ -218,7 +224,10 @@ class TextsOf:
     def _recognised(self, pcm: Pcm16) -> Recognised:
         key = pcm.tobytes()
         if key not in self._known:
-            self._known[key] = self._recogniser.transcribe(pcm).result()
+            found = self._recogniser.transcribe(pcm).result()
+            if self._one_reading and found.hearing is not None:
+                found = replace(found, hearing=replace(found.hearing, others=()))
+            self._known[key] = found
         return self._known[key]
 
 

@@ -52,6 +52,9 @@ def main(arguments: Sequence[str]) -> bool:
         help="no server: judge in the time of the audio, with the words of a pause known so long after they were "
         f"asked for (rows: {', '.join(AUDIO_TIME_ROWS)}); the load of the machine does not count",
     )
+    parser.add_argument(
+        "--one-reading", action="store_true", help="with --audio-time: no readings that are almost as likely"
+    )
     parser.add_argument("--server", default="--llm rules", help="arguments of omni-ws serve, in place of: --llm rules")
     parser.add_argument(
         "--realtime", choices=("semantic", "default"), help="over /v1/realtime: with semantic_vad, or its defaults"
@@ -87,7 +90,7 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: Mapping[str, Ro
     figures: list[tuple[str, Figure]] = []
     wanted = [name for name in options.rows if name in ROWS]
     if options.audio_time is not None:
-        with AudioTimeBench(plan, options.audio_time, notes) as judges:
+        with AudioTimeBench(plan, options.audio_time, options.one_reading, notes) as judges:
             figures += [(name, one) for name in wanted for one in AUDIO_TIME_ROWS[name](judges)]
     elif wanted:
         port = free_port()

@@ -42,12 +42,13 @@ class AudioTimeBench:
 
     plan: Plan
     delay_ms: float
+    one_reading: bool = False
     notes: list[str] = field(default_factory=list)
 
     def __enter__(self) -> AudioTimeBench:
         self._recogniser = WhisperRecogniser(workers=1)
         self._recogniser.load()
-        self._texts = TextsOf(self._recogniser, delay_ms=self.delay_ms)
+        self._texts = TextsOf(self._recogniser, delay_ms=self.delay_ms, one_reading=self.one_reading)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -36,6 +36,8 @@ _LONGEST_PHRASE: Final = 4
 _WORD: Final = re.compile(
     r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]|[.,:]\d))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
+#: A part of a code: "B2".
+_CODE: Final = re.compile(r"[^\W\d_]\d{1,4}|\d{1,4}[^\W\d_]")
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
 _QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
@@ -176,7 +178,7 @@ def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
 
     ``all_letters``: a letter that may be a word is a letter here.
     """
-    if word.isdecimal():
+    if word.isdecimal() or _CODE.fullmatch(word):
         return len(word)
     if word in lists.digits or word in lists.numbers:
         return 1
