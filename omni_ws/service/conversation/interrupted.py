@@ -129,7 +129,7 @@ class HeldAnswer:
             self.by.language_of(words),
             voiced_ms=0 if lull is None else lull.voiced_ms,
             after_question=self.request.asks,
-            others=[self._said(other) for other in other_readings(words.hearing)],
+            others=[self._said(f" {other}") for other in other_readings(words.hearing)],
         )
 
 

@@ -176,12 +176,12 @@ class Onset:
             return
         match output:
             case TranscriptOutput(text=text, interim=interim):
-                self._others = tuple(self._settled + other for other in other_readings(output.hearing))
+                self._others = tuple(f"{self._settled} {other}" for other in other_readings(output.hearing))
                 self._settled, self._interim = (self._settled, text) if interim else (self._settled + text, "")
                 self._language = self.request.language_of(output)
                 self._stale = self._guessed = False
             case TranscriptGuess(text=text):
-                self._others = tuple(self._settled + other for other in other_readings(output.hearing))
+                self._others = tuple(f"{self._settled} {other}" for other in other_readings(output.hearing))
                 self._interim, self._language = text, self.request.language_of(output) or self._language
                 self._guessed = bool(text)
                 self._stale = self._stale and not text
