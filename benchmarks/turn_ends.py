@@ -1,10 +1,10 @@
 """Ends of turns: how often each kind of turn detection cuts a speaker off, and how late it is when one has finished.
 
 Recorded sentences are cut where they are quietest, and pauses put in: a turn that ends in one of these has ended too
-early. So has one that ends before a sentence does without a pause of ours: as it was recorded, and as a browser sends it
-whose automatic gain settles: 8 dB more for 0.6 s, which are gone 1 s later. An end is timed from the last 20 ms within
-26 dB of the loudest. All in time of the audio: what the machine needs to judge comes on top only where it takes more
-than the 96 ms between the question and its use.
+early. So has one that ends before a sentence does without a pause of ours: as it was recorded, and as a browser sends
+it whose automatic gain settles: 8 dB more for 0.6 s, which are gone 1 s later. An end is timed from the last 20 ms
+within 26 dB of the loudest. All in time of the audio: what the machine needs to judge comes on top only where it
+takes more than the 96 ms between the question and its use.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     )
     parser.add_argument("--eagerness", nargs="+", default=["low", "auto", "high"], help="for --words: only these")
     options = parser.parse_args(arguments)
-    judge = Judge(SmartTurn(_weights(weights_cache())))
+    judge = Judge(SmartTurn(smart_turn_file(weights_cache())))
     if options.words is not None:
         table(judge.ask, weights_cache(), options.words, options.eagerness)
         return True
@@ -214,7 +214,7 @@ def _samples(data: bytes) -> Samples:
     return samples_from_bytes(data, SampleLayout.S16)
 
 
-def _weights(cache: WeightsCache) -> Path:
+def smart_turn_file(cache: WeightsCache) -> Path:
     weights = pinned_weights()["smart-turn"]
     return cache.fetch(weights) / weights.files[0].name
 

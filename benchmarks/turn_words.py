@@ -11,7 +11,7 @@ import hashlib
 import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,13 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits, asr_capabilities
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    Recognised,
+    StretchedText,
+    UtteranceLimits,
+    asr_capabilities,
+)
 from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused, UtteranceResumed, UtteranceSplitter
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
@@ -138,14 +144,14 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
     begun, late = 0, []
     for number, turn in enumerate(spoken):
         watch = _watch(turns, ask, _words(told=False))
-        _events(watch, turn.samples, ORDINARY_BAR)
-        over = _events(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
+        events_in(watch, turn.samples, ORDINARY_BAR)
+        over = events_in(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
         begun += any(isinstance(event, SpeechOnset) for event in over)
         behind = television(reader, seconds=4 + len(turn.samples) / SAMPLE_RATE, begin=number)
         front = np.concatenate([np.zeros(4 * SAMPLE_RATE, np.float32), turn.samples])
         # The recogniser hears the television go on, and tells no words in a pause.
         heard = behind[: len(front)] + front
-        both = _events(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
+        both = events_in(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
         end = turn.end_ms + 4000
         ends = [event.detected_ms - end for event in both if isinstance(event, SpeechOffset)]
         late.append(min((one for one in ends if one > 0), default=np.inf))
@@ -156,7 +162,7 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
     print(", ".join(f"{one:.0f}" for one in sorted(late)), "ms")
 
 
-def _events(watch: SpeechWatch, samples: Samples, bar: StartBar) -> list[TurnEvent]:
+def events_in(watch: SpeechWatch, samples: Samples, bar: StartBar) -> list[TurnEvent]:
     """What happens in the samples, a window at a time."""
     data, size = pcm16_from_samples(samples).tobytes(), 2 * WINDOW_SAMPLES
     pieces = (data[start : start + size] for start in range(0, len(data), size))
@@ -169,43 +175,59 @@ def _room(ms: float) -> Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Told:
     """A text of the recogniser, and the millisecond at which it is known."""
 
     at_ms: float
-    text: str
+    words: Recognised
     settled: bool
+
+    @property
+    def output(self) -> TranscriptOutput | TranscriptGuess:
+        if self.settled:
+            return TranscriptOutput(self.words.text, hearing=self.words.hearing)
+        return TranscriptGuess(self.words.text, self.words.hearing)
 
 
 class TextsOf:
-    """What the recogniser tells in the pauses of a turn, in the time of its audio."""
+    """What the recogniser tells in the pauses of a turn, in the time of its audio; each text after ``delay_ms``.
 
-    def __init__(self, recogniser: WhisperRecogniser) -> None:
+    With ``one_reading`` it tells no others that are almost as likely.
+    """
+
+    def __init__(
+        self, recogniser: WhisperRecogniser, *, delay_ms: float = TEXT_DELAY_MS, one_reading: bool = False
+    ) -> None:
         self._recogniser = recogniser
-        self._known: dict[bytes, str] = {}
+        self._delay_ms = delay_ms
+        self._one_reading = one_reading
+        self._known: dict[bytes, Recognised] = {}
 
-    def __call__(self, samples: Samples, limits: UtteranceLimits) -> list[_Told]:
+    def __call__(self, samples: Samples, limits: UtteranceLimits) -> list[Told]:
         splitter = UtteranceSplitter(StretchedText(_no_text, lambda: 0, first=1 << 40, gap=lambda *_: 0), limits)
-        told: list[_Told] = []
-        guess: _Told | None = None
+        told: list[Told] = []
+        guess: Told | None = None
         for start in range(0, len(samples), WINDOW_SAMPLES):
             now = (start + WINDOW_SAMPLES) * 1000 / SAMPLE_RATE
             splitter.feed(samples[start : start + WINDOW_SAMPLES])
             while splitter.ready and (event := splitter.advance()) is not None:
                 match event:
                     case UtterancePaused(pcm=pcm):
-                        guess = _Told(now + TEXT_DELAY_MS, self._text(pcm), settled=False)
+                        guess = Told(now + self._delay_ms, self._recognised(pcm), settled=False)
                         told.append(guess)
                     case UtteranceResumed() if guess is not None and guess.at_ms > now:
                         told.remove(guess)
                     case UtteranceEnded(pcm=pcm):
-                        told.append(_Told(now, self._text(pcm), settled=True))
+                        told.append(Told(now, self._recognised(pcm), settled=True))
         return told
 
-    def _text(self, pcm: Pcm16) -> str:
+    def _recognised(self, pcm: Pcm16) -> Recognised:
         key = pcm.tobytes()
         if key not in self._known:
-            self._known[key] = self._recogniser.transcribe(pcm).result().text
+            found = self._recogniser.transcribe(pcm).result()
+            if self._one_reading and found.hearing is not None:
+                found = replace(found, hearing=replace(found.hearing, others=()))
+            self._known[key] = found
         return self._known[key]
 
 
@@ -214,7 +236,7 @@ def _no_text(pcm: Pcm16) -> Any:
 
 
 def judged(
-    turns: TurnDetectionConfig, ask: AskJudge, turn: Turn, told: Sequence[_Told] | None, *, asked: str = ""
+    turns: TurnDetectionConfig, ask: AskJudge, turn: Turn, told: Sequence[Told] | None, *, asked: str = ""
 ) -> Judged:
     """Where a turn ends. ``told`` are the recogniser's texts; None: it is not asked."""
     now = 0.0
@@ -225,8 +247,7 @@ def judged(
     for window in range(len(turn.samples) // WINDOW_SAMPLES):
         now = (window + 1) * WINDOW_MS / 1000
         while waiting and waiting[0].at_ms <= now * 1000:
-            text = waiting.popleft()
-            words.hear((TranscriptOutput if text.settled else TranscriptGuess)(text.text), language="en")
+            words.hear(waiting.popleft().output, language="en")
         piece = data[2 * window * WINDOW_SAMPLES : 2 * (window + 1) * WINDOW_SAMPLES]
         for event in watch.hear(piece, AudioFormat(), ORDINARY_BAR).events:
             match event:
@@ -284,7 +305,7 @@ def table(ask: AskJudge, cache: WeightsCache, folder: Path, eagerness: Sequence[
     with_television(reader, ask)
 
 
-def _explain(spoken: Sequence[Turn], told: Sequence[Sequence[_Told]], found: Sequence[Judged]) -> None:
+def _explain(spoken: Sequence[Turn], told: Sequence[Sequence[Told]], found: Sequence[Judged]) -> None:
     for turn, texts, one in zip(spoken, told, found, strict=True):
         if one.cut or one.late_ms is None or one.late_ms > 1000:
-            print(f"<!-- {turn.text} {one} {[text.text for text in texts]} -->")
+            print(f"<!-- {turn.text} {one} {[text.words.text for text in texts]} -->")

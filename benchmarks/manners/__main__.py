@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.manners.audio_time import AUDIO_TIME_ROWS, AudioTimeBench
 from benchmarks.manners.rows import NEEDS, ROWS, Bench, Figure, calls
 from benchmarks.manners.stimuli import Plan
 from benchmarks.results import printed, write_results
@@ -44,6 +45,16 @@ def main(arguments: Sequence[str]) -> bool:
         help="let the talkers' clock run so many times slower, on a busy machine; the server's own time-outs "
         "come as much too early",
     )
+    parser.add_argument(
+        "--audio-time",
+        type=float,
+        metavar="MS",
+        help="no server: judge in the time of the audio, with the words of a pause known so long after they were "
+        f"asked for (rows: {', '.join(AUDIO_TIME_ROWS)}); the load of the machine does not count",
+    )
+    parser.add_argument(
+        "--one-reading", action="store_true", help="with --audio-time: no readings that are almost as likely"
+    )
     parser.add_argument("--server", default="--llm rules", help="arguments of omni-ws serve, in place of: --llm rules")
     parser.add_argument(
         "--realtime", choices=("semantic", "default"), help="over /v1/realtime: with semantic_vad, or its defaults"
@@ -51,6 +62,8 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--notes", type=Path, help="a file for what did not go as it should, item by item")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args(arguments)
+    if options.audio_time is not None:
+        options.rows = [row for row in options.rows if row in AUDIO_TIME_ROWS]
     plan = Plan.of(options.share)
     plan.render({kind for row in options.rows for kind in NEEDS.get(row, ())})
     kept = [one for one in arguments if one != "--write"]
@@ -76,7 +89,10 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: Mapping[str, Ro
     notes: list[str] = []
     figures: list[tuple[str, Figure]] = []
     wanted = [name for name in options.rows if name in ROWS]
-    if wanted:
+    if options.audio_time is not None:
+        with AudioTimeBench(plan, options.audio_time, options.one_reading, notes) as judges:
+            figures += [(name, one) for name in wanted for one in AUDIO_TIME_ROWS[name](judges)]
+    elif wanted:
         port = free_port()
         with running("omni_ws", "serve", *shlex.split(options.server), "--log-level", "warning", port=port) as process:
             wait_until_ready(port)

@@ -168,21 +168,30 @@ class HeardSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """What a recogniser reports of speech besides the words. ``language`` is an English name in lower case."""
+    """What a recogniser reports of speech besides the words.
+
+    ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as what was told.
+    """
 
     language: str | None = None
     segments: tuple[HeardSegment, ...] = ()
+    others: tuple[str, ...] = ()
 
     def shifted(self, by_ms: int) -> Hearing:
         """Return the same with all times ``by_ms`` later, for audio that is part of a longer stream."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
-        return self if not by_ms else Hearing(self.language, tuple(moved))
+        return self if not by_ms else replace(self, segments=tuple(moved))
 
 
 def heard_language(hearing: Hearing | None) -> str | None:
     """Return the language as a primary subtag of RFC 5646; None if it is not known, such as a name we do not have."""
     code = None if hearing is None or hearing.language is None else language_code(hearing.language)
     return code if code in WHISPER_LANGUAGES else None
+
+
+def other_readings(hearing: Hearing | None) -> tuple[str, ...]:
+    """Return the texts that are almost as likely as what was told; none if that is not known."""
+    return () if hearing is None else hearing.others
 
 
 @dataclass(frozen=True, slots=True)

@@ -488,11 +488,11 @@ class TranscriptGuess(Struct, frozen=True):
 
     An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for turn detection, and for engines
     that wrap an ASR. They are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
-    ``language`` is the language of the speech (primary subtag of RFC 5646), if the ASR has detected it.
+    ``hearing`` is what the ASR reports besides, as of a TranscriptOutput.
     """
 
     text: str
-    language: str | None = None
+    hearing: Hearing | None = None
 
 
 class TextComplete(Struct, frozen=True):

@@ -135,8 +135,8 @@ class WordEngine(ActingEngine):
                 guessed = False
             if chunk == PAUSE:
                 if request.options.transcript_guesses:
-                    language = self.guessed_language or self.language
-                    guess = TranscriptGuess(separator + (self.wrong_guess or " ".join(said)), language)
+                    heard = _hearing(self.guessed_language or self.language)
+                    guess = TranscriptGuess(separator + (self.wrong_guess or " ".join(said)), heard)
                     await self._guess(guess, out)
                     guessed = True
                 continue
@@ -160,8 +160,11 @@ class WordEngine(ActingEngine):
 
 def _settled(text: str, began: int, language: str | None) -> TranscriptOutput:
     words = tuple(Word(word, began, began + WORD_MS) for word in text.split())
-    hearing = None if language is None else Hearing(language_name(language))
-    return TranscriptOutput(text, start_ms=began, words=words, hearing=hearing)
+    return TranscriptOutput(text, start_ms=began, words=words, hearing=_hearing(language))
+
+
+def _hearing(language: str | None) -> Hearing | None:
+    return None if language is None else Hearing(language_name(language))
 
 
 class RetortEngine(ActingEngine):

@@ -16,7 +16,7 @@ import numpy as np
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.speech_watch import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, load_detector
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word, heard_language
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
@@ -302,8 +302,7 @@ class Listener:
 
     def _guessed(self, recognised: Recognised) -> None:
         if self._tell_guess is not None:
-            language = heard_language(recognised.hearing)
-            self._tell_guess(TranscriptGuess(self._separator + recognised.text, language))
+            self._tell_guess(TranscriptGuess(self._separator + recognised.text, recognised.hearing))
 
     async def _withdraw(self) -> None:
         transcript, self._transcript, self._unguessed = self._transcript, None, None

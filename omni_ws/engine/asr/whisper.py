@@ -284,7 +284,7 @@ def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:
         compression_ratio=len(data) / len(zlib.compress(data)),
         no_speech_prob=heard.no_speech,
     )
-    return Hearing(None if heard.language is None else language_name(heard.language), (segment,))
+    return Hearing(None if heard.language is None else language_name(heard.language), (segment,), heard.others)
 
 
 # How long recognition takes on this machine, and so how many speakers it can serve.

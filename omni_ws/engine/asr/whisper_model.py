@@ -97,6 +97,8 @@ POSSIBLE_LANGUAGE: Final = 0.5
 #: Whisper often translates, in likely words (benchmarks/README.md, How speech is measured).
 WEIGHT_OF_DETECTION: Final = 0.05
 MARGIN_OF_CHANGE: Final = 0.1
+#: Other readings of a beam are told whose mean log-probability is lower by at most this.
+ALMOST_AS_LIKELY: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class WhisperTranscript:
     ``words`` are set if they were requested, and also if the text repeats itself at its end: only their times tell
     whether the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean
     log-probability of the tokens. The model outputs words for noise, too: then ``no_speech`` is high and ``score`` low.
+    ``others`` are readings that are almost as likely.
     """
 
     text: str
@@ -115,6 +118,7 @@ class WhisperTranscript:
     tokens: tuple[int, ...] = ()
     #: The language that the model detected; None if it was given, or if the model has only one.
     language: str | None = None
+    others: tuple[str, ...] = ()
 
 
 class WhisperModel:
@@ -187,7 +191,13 @@ class WhisperModel:
         decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in tried]
         best = decoded[0] if len(decoded) == 1 else _clearest(decoded, possible, before)
         heard = WhisperTranscript(
-            best.text, (), best.no_speech, best.score, tuple(best.tokens), best.language if detects else None
+            best.text,
+            (),
+            best.no_speech,
+            best.score,
+            tokens=tuple(best.tokens),
+            language=best.language if detects else None,
+            others=best.others,
         )
         repeats = copied_at_end(best.text.split())
         if tell is not None and not repeats:
@@ -211,13 +221,18 @@ class WhisperModel:
             encoded,
             [read],
             beam_size=beam,
+            num_hypotheses=beam,
             max_length=min(_ROOM, longest + max(longest, len(read))),
             return_scores=True,
             return_no_speech_prob=True,
         )
-        tokens = [token for token in result.sequences_ids[0] if not self._vocabulary[token].startswith("<|")]
+        tokens, *others = (
+            [token for token in ids if not self._vocabulary[token].startswith("<|")]
+            for ids, score in zip(result.sequences_ids, result.scores, strict=True)
+            if score >= result.scores[0] - ALMOST_AS_LIKELY
+        )
         text, no_speech, score = self._text(tokens), float(result.no_speech_prob), float(result.scores[0])
-        return _Decoded(language, prompt, tokens, text, no_speech, score)
+        return _Decoded(language, prompt, tokens, text, no_speech, score, tuple(map(self._text, others)))
 
     def _longest_answer(self, seconds: float, language: str | None) -> int:
         per_sec = _TOKENS_PER_SEC_ELSEWHERE if self.multilingual and language != "en" else _TOKENS_PER_SEC
@@ -285,7 +300,9 @@ class WhisperModel:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What the decoder makes of an utterance in one language. ``no_speech`` and ``score``: see WhisperTranscript."""
+    """What the decoder makes of an utterance in one language. ``no_speech``, ``score``, ``others``: see
+    WhisperTranscript.
+    """
 
     language: str | None
     prompt: list[int]
@@ -293,6 +310,7 @@ class _Decoded:
     text: str
     no_speech: float
     score: float
+    others: tuple[str, ...] = ()
 
 
 #: Letters of a word of a script without spaces, such as "はい"; longer ones may be sentences.

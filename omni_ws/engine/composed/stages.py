@@ -12,7 +12,16 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.core.chunks import (
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputModality,
+    Task,
+    Usage,
+    Word,
+    heard_language,
+)
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
 from omni_ws.engine.base import (
@@ -254,7 +263,10 @@ class AsrStage(_EngineStage):
             heard = self._heard.popleft()
             item: InputChunk | Guess
             if isinstance(heard, TranscriptGuess):
-                item = Guess(copy(self._boundary).heard(heard.text) if heard.text.strip() else None, heard.language)
+                item = Guess(
+                    copy(self._boundary).heard(heard.text) if heard.text.strip() else None,
+                    heard_language(heard.hearing),
+                )
             else:
                 item = self._boundary.heard(heard)
             if not self._sink.closed:

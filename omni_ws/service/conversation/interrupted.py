@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from omni_ws.audio.container import media_type
 from omni_ws.audio.onset_meter import SpeechLull
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import InputChunk, Modality, other_readings
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
     AudioOutput,
@@ -103,30 +103,33 @@ class HeldAnswer:
         lull = self.by.lull
         if self.decided or self.resumed or lull is None or not guess.text.strip():
             return
-        said = "".join([*(earlier.text for earlier in self._passed_over), guess.text])
-        if self._verdict(said, self.by.language_of(guess), lull) is Verdict.BACKCHANNEL:
+        if self._verdict(guess, lull) is Verdict.BACKCHANNEL:
             self._limit.cancel()
             self._resume()
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far may have no words; if so, and it is settled, keep the transcript."""
-        said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
-        language, lull = self.by.language_of(transcript), self.by.lull
-        if not said.strip() or (transcript.interim and not sure_words(said, language)):
+        said = self._said(transcript.text)
+        if not said.strip() or (transcript.interim and not sure_words(said, self.by.language_of(transcript))):
             return True
-        if self._verdict(said, language, lull) is not Verdict.BACKCHANNEL:
+        if self._verdict(transcript, self.by.lull) is not Verdict.BACKCHANNEL:
             return False
         if not transcript.interim:
             self._passed_over.append(transcript)
         return True
 
-    def _verdict(self, said: str, language: str | None, lull: SpeechLull | None) -> Verdict:
+    def _said(self, text: str) -> str:
+        """Return all that was said in the turn, of which ``text`` is the end."""
+        return "".join([*(earlier.text for earlier in self._passed_over), text])
+
+    def _verdict(self, words: TranscriptOutput | TranscriptGuess, lull: SpeechLull | None) -> Verdict:
         return judged(
-            said,
+            self._said(words.text),
             None if lull is None else lull.probability,
-            language,
+            self.by.language_of(words),
             voiced_ms=0 if lull is None else lull.voiced_ms,
             after_question=self.request.asks,
+            others=[self._said(f" {other}") for other in other_readings(words.hearing)],
         )
 
 

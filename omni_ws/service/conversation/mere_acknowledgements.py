@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -51,18 +52,29 @@ class Verdict(Enum):
 
 
 def judged(
-    text: str | None, probability: float | None, language: str | None, *, voiced_ms: int, after_question: bool
+    text: str | None,
+    probability: float | None,
+    language: str | None,
+    *,
+    voiced_ms: int,
+    after_question: bool,
+    others: Sequence[str] = (),
 ) -> Verdict:
     """Return what speech over an answer is. It has paused, unless the verdict that counts is an interruption.
 
     ``text`` is what is recognised so far, None as long as nothing is known, "" if there are no words. ``probability``
     is that of ``backchannel_probability``. ``after_question``: the speaker has just asked something, and "yeah" answers
-    it. Known words are always enough for a verdict.
+    it. ``others`` are readings that are almost as likely as ``text``. Known words are always enough for a verdict.
     """
     sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
     if text is not None and _words(text):
         rather = probability is not None and probability >= _RATHER_BACKCHANNEL
-        return _judged_by_words(text, language or "en", sure=sure, rather=rather, after_question=after_question)
+        language = language or "en"
+        verdict = _judged_by_words(text, language, sure=sure, rather=rather, after_question=after_question)
+        surely_words = probability is not None and probability <= SURE_WORDS
+        if verdict is Verdict.INTERRUPTION and not (after_question or surely_words):
+            return Verdict.BACKCHANNEL if _is_misspelled([text, *others], language) else verdict
+        return verdict
     if text is not None:
         # recognisers miss short words, and a loud "stop" is one
         surely_words = probability is not None and probability <= SURE_WORDS
@@ -88,6 +100,13 @@ def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, afte
     hum = sure and len(words) <= _MOST_WORDS_OF_A_HUM and not begins_with_stop_word(text, language)
     misheard = rather and _divides(words, (known.misheard, known.acknowledgements))
     return Verdict.BACKCHANNEL if hum or misheard else Verdict.INTERRUPTION
+
+
+def _is_misspelled(readings: Sequence[str], language: str) -> bool:
+    """Return whether one of some readings is an acknowledgement ("Got it", not "God it"), and none interrupts."""
+    return any(is_acknowledgement(reading, language) for reading in readings) and not any(
+        begins_with_stop_word(reading, language) or is_stop_word(reading, language) for reading in readings
+    )
 
 
 def is_acknowledgement(text: str, language: str = "en") -> bool:

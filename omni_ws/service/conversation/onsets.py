@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from omni_ws.audio.onset_meter import SpeechLull
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, other_readings
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -101,6 +101,8 @@ class Onset:
         self._voiced_ms = 0
         self._settled = ""
         self._interim = ""
+        #: Readings of the latest words that are almost as likely.
+        self._others: tuple[str, ...] = ()
         self._language: str | None = None
         #: Whether no better transcript will come; and whether recognition has failed.
         self._known = False
@@ -174,10 +176,12 @@ class Onset:
             return
         match output:
             case TranscriptOutput(text=text, interim=interim):
+                self._others = tuple(f"{self._settled} {other}" for other in other_readings(output.hearing))
                 self._settled, self._interim = (self._settled, text) if interim else (self._settled + text, "")
                 self._language = self.request.language_of(output)
                 self._stale = self._guessed = False
             case TranscriptGuess(text=text):
+                self._others = tuple(f"{self._settled} {other}" for other in other_readings(output.hearing))
                 self._interim, self._language = text, self.request.language_of(output) or self._language
                 self._guessed = bool(text)
                 self._stale = self._stale and not text
@@ -245,7 +249,14 @@ class Onset:
 
     def _judged(self, text: str | None) -> Verdict:
         probability = None if self.lull is None else self.lull.probability
-        return judged(text, probability, self._language, voiced_ms=self._voiced_ms, after_question=self._after_question)
+        return judged(
+            text,
+            probability,
+            self._language,
+            voiced_ms=self._voiced_ms,
+            after_question=self._after_question,
+            others=self._others,
+        )
 
     @property
     def _text(self) -> str | None:

@@ -612,8 +612,7 @@ class Request:
 
     def language_of(self, words: TranscriptOutput | TranscriptGuess) -> str | None:
         """Return the language of words of the input: the one that was heard, or that the client named."""
-        heard = words.language if isinstance(words, TranscriptGuess) else heard_language(words.hearing)
-        return heard or spoken_language(self.config.input_audio)
+        return heard_language(words.hearing) or spoken_language(self.config.input_audio)
 
     @property
     def wants_silence(self) -> bool:

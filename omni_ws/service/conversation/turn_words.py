@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from omni_ws.audio.speech_watch import Unfinished
+from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
-from omni_ws.service.conversation.unfinished import READ, how_unfinished
+from omni_ws.service.conversation.unfinished import READ, goes_on, how_unfinished
 
 #: So many interim transcripts without a new word, over so long, say that no words come any more.
 _STALE_INTERIMS: Final = 3
@@ -77,6 +78,8 @@ class TurnWords:
             code = language or (next(iter(languages)) if len(languages) == 1 else "")
             said = f"{self._settled} {text}"[-READ:]
             self.unfinished = how_unfinished(said, code, asked=self._asked())
+            if any(goes_on(other, code) for other in other_readings(words.hearing)):
+                self.unfinished = Unfinished.YES
             self._has_word = True
             if isinstance(words, TranscriptOutput):
                 self._settled = said

@@ -36,6 +36,8 @@ _LONGEST_PHRASE: Final = 4
 _WORD: Final = re.compile(
     r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]|[.,:]\d))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
+#: A part of a code: "B2".
+_CODE: Final = re.compile(r"[^\W\d_]\d{1,4}|\d{1,4}[^\W\d_]")
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
 _QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
@@ -102,6 +104,17 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
     return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
 
 
+def goes_on(text: str, language: str) -> bool:
+    """Return whether a sentence goes on behind the last word of ``text``, "the", whatever its punctuation says.
+
+    For a reading that a recogniser takes for less likely: it often makes a whole sentence of one that is not, such as
+    "Tell me about that." of "Tell me about the".
+    """
+    if language not in LANGUAGES or not (words := _words(text[-READ:])):
+        return False
+    return _is_open(words, _lists(language), question=_QUESTION.search(text) is not None) is Unfinished.YES
+
+
 def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     for length in range(1, _LONGEST_PHRASE + 1):
@@ -165,7 +178,7 @@ def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
 
     ``all_letters``: a letter that may be a word is a letter here.
     """
-    if word.isdecimal():
+    if word.isdecimal() or _CODE.fullmatch(word):
         return len(word)
     if word in lists.digits or word in lists.numbers:
         return 1

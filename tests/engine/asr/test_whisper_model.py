@@ -113,6 +113,14 @@ def test_words_are_only_looked_for_when_they_are_wanted(
     assert model.transcribe(clip_samples("goforward"), words=False) == replace(transcripts["goforward"], words=())
 
 
+def test_readings_of_the_beam_that_are_almost_as_likely_are_told(
+    model: WhisperModel, transcripts: Mapping[str, WhisperTranscript]
+) -> None:
+    assert "10 of clubs." in transcripts["cards_001"].others  # it hears "10 of close."
+    assert all(0 < len(heard.others) < 5 and heard.text not in heard.others for heard in transcripts.values())
+    assert not model.transcribe(clip_samples("cards_001"), beam=1).others
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_a_text_is_told_before_its_times_unless_they_may_change_it(
     model: WhisperModel,

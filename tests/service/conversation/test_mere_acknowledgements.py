@@ -222,3 +222,22 @@ def test_the_last_sentence_that_was_heard_asks(heard: str, asked: bool) -> None:
 def test_a_question_of_two_words_asks_when_it_is_over() -> None:
     assert asks("Fine. Go on?", len("Fine. Go on?"))
     assert asks("Go on?", len("Go"))
+
+
+@pytest.mark.parametrize(
+    ("others", "probability", "after_question", "found"),
+    [
+        (["Got it."], 0.5, False, BACKCHANNEL),
+        (["Got it."], None, False, BACKCHANNEL),
+        (["Got it."], SURE_WORDS + 0.01, False, BACKCHANNEL),
+        (["Got it."], SURE_WORDS, False, INTERRUPTION),
+        (["Got it."], 0.5, True, INTERRUPTION),
+        (["God in."], 0.5, False, INTERRUPTION),
+        (["Got it.", "No, got it."], 0.5, False, INTERRUPTION),
+        (["Got it.", "Stop it."], 0.5, False, INTERRUPTION),
+    ],
+)
+def test_a_reading_that_is_almost_as_likely_is_an_acknowledgement(
+    others: list[str], probability: float | None, after_question: bool, found: Verdict
+) -> None:
+    assert judged("God it.", probability, "en", voiced_ms=600, after_question=after_question, others=others) is found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.audio.speech_watch import Unfinished
+from omni_ws.core.chunks import Hearing
 from omni_ws.engine.asr.recogniser import asr_capabilities
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.service.conversation.turn_words import TurnWords
@@ -46,6 +47,22 @@ def test_the_only_language_of_the_recogniser_counts_if_none_is_known() -> None:
 
 def test_what_the_assistant_asked_counts() -> None:
     assert Turn(asked="What is your number?").guess("Seven.") is Unfinished.YES
+
+
+@pytest.mark.parametrize(
+    ("others", "unfinished"),
+    [
+        (["Tell me about there.", "Tell me about the..."], Unfinished.YES),
+        (["Tell me about there.", "Tell me about that...", "tell me about that,"], Unfinished.NO),
+        ([], Unfinished.NO),
+    ],
+)
+def test_a_reading_that_is_almost_as_likely_goes_on(others: list[str], unfinished: Unfinished) -> None:
+    hearing = Hearing(others=tuple(others))
+    for kind in (TranscriptGuess, TranscriptOutput):
+        turn = Turn()
+        turn.words.hear(kind("Tell me about that.", hearing=hearing), language=None)
+        assert turn.words.unfinished is unfinished
 
 
 def test_a_guess_that_is_withdrawn_tells_nothing() -> None:

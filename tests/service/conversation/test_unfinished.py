@@ -41,6 +41,8 @@ NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
         "My zip code is 9.4.",
         "831 2.2.6.",
         "It is spelled S-M-I.",
+        "The serial number is B2.",
+        "The code is 12345 B2.",
         # what comes next has only been named
         "Order number.",
         "My address is 42.",
@@ -68,6 +70,8 @@ def test_the_speaker_goes_on(text: str) -> None:
         "A train leaves at 9.",
         "Yeah.",
         "Vitamin C.",
+        "Vitamin B12.",
+        "Turn to page 4a.",
         "Seven.",
         "What's my order number?",
         "Call my number.",

@@ -316,9 +316,16 @@ async def test_an_acknowledgement_answers_a_question(text: str, ends: bool) -> N
             assert (await client.answer()).text == "Very well."
 
 
-@pytest.mark.parametrize(("language", "counts"), [("german", True), ("english", False)])
-async def test_an_acknowledgement_in_the_language_that_was_heard(language: str, counts: bool) -> None:
-    engine = hearing(heard=[TranscriptOutput("Genau.", hearing=Hearing(language)), TextOutput("Gut.")])
+@pytest.mark.parametrize(
+    ("text", "heard", "counts"),
+    [
+        ("Genau.", Hearing("german"), True),
+        ("Genau.", Hearing("english"), False),
+        ("God it.", Hearing("english", others=("God in.", "Got it.")), True),
+    ],
+)
+async def test_an_acknowledgement_as_it_was_heard(text: str, heard: Hearing, counts: bool) -> None:
+    engine = hearing(heard=[TranscriptOutput(text, hearing=heard), TextOutput("Gut.")])
     async with conversation(engine) as (_, client):
         request_id = await played(client)
         await cough(client)

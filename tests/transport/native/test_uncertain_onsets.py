@@ -17,7 +17,7 @@ from support.scrape import read
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import FinishReason, Modality, Task, Usage, Word
+from omni_ws.core.chunks import FinishReason, Hearing, Modality, Task, Usage, Word
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -608,12 +608,20 @@ async def test_a_guess_is_in_the_language_that_the_client_named(
         await client.until("speech_dismissed" if dismissed else "speech_confirmed")
 
 
-@pytest.mark.parametrize(("text", "verdict"), [("Yeah.", "speech_dismissed"), ("Louder.", "speech_confirmed")])
+@pytest.mark.parametrize(
+    ("text", "other", "verdict"),
+    [
+        ("Yeah.", "Yes.", "speech_dismissed"),
+        ("God it.", "Got it.", "speech_dismissed"),
+        ("God it.", "God in.", "speech_confirmed"),
+    ],
+)
 async def test_a_guess_at_the_pause_decides_what_the_sound_leaves_open(
-    probability: list[float], text: str, verdict: str
+    probability: list[float], text: str, other: str, verdict: str
 ) -> None:
     probability.append(0.45)
-    async with conversation(GuessingEngine(TranscriptGuess(text), after_ms=480)) as (_, client):
+    guess = TranscriptGuess(text, Hearing(others=(other,)))
+    async with conversation(GuessingEngine(guess, after_ms=480)) as (_, client):
         await playing(client)
         await onset(client)
         began = asyncio.get_running_loop().time()
