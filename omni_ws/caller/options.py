@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import ssl
 
 
 def count(text: str) -> int:
@@ -19,3 +20,11 @@ def above_zero(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be a number above 0")
     return number
+
+
+def certificates(path: str) -> ssl.SSLContext:
+    """Read the certificates to trust for wss."""
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # includes SSLError, for a file without certificates
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror or error}") from None

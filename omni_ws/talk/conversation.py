@@ -71,19 +71,11 @@ async def ask(
         await listener.loudspeaker.played()
 
 
-async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
+def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
     """Yield the audio of a file, in real time unless ``fast``, or of standard input."""
     if audio is None:
-        async with aclosing(read_ahead()) as stream:
-            async for piece in stream:
-                yield piece
-    elif fast:
-        for piece in pieces(audio, piece_ms=PIECE_MS):
-            yield piece
-    else:
-        async with aclosing(paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_MS / 1000)) as stream:
-            async for piece in stream:
-                yield piece
+        return read_ahead()
+    return paced(pieces(audio, piece_ms=PIECE_MS), interval=0.0 if fast else PIECE_MS / 1000)
 
 
 async def type_turns(session: TalkSession, listener: AnswerListener) -> None:

@@ -36,8 +36,8 @@ from omni_ws.client import (
 )
 from omni_ws.client import Final as LastEvent
 from omni_ws.client.connection import authorization, error_from_response
+from omni_ws.client.routes import websocket_url
 from omni_ws.core.chunks import AudioEncoding, FinishReason
-from omni_ws.errors import InvalidValue
 from omni_ws.scenarios.sessions import REALTIME_RATE, realtime_wire
 
 _OPEN_SEC: Final = 10.0
@@ -64,19 +64,10 @@ def realtime_url(url: str) -> str:
 
     Raises InvalidValue.
     """
-    refusal = InvalidValue(f"{url} is not an address such as wss://api.openai.com/v1/realtime?model=gpt-realtime")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        (parts.hostname or "").encode("idna")  # as a name is resolved
-    except ValueError:
-        raise refusal from None
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname or port == 0 or parts.username is not None or parts.fragment:
-        raise refusal
-    path = parts.path.rstrip("/") or "/v1"
+    parts = urlsplit(websocket_url(url))
+    path = parts.path.rstrip("/").removesuffix("/streaming_input")
     path = f"{path}/realtime" if path.endswith("/v1") else path
-    return urlunsplit((scheme, parts.netloc, path, parts.query or "model=gpt-realtime", ""))
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query or "model=gpt-realtime", ""))
 
 
 @asynccontextmanager
