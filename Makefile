@@ -136,6 +136,7 @@ BILL := build/omni_ws.cdx.json
 package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, tried; what it needs in build/omni_ws.cdx.json (CycloneDX)
 	@rm -rf dist $(BILL) $(PACKAGE_VENV)
 	@$(PACKAGING_VENV)/bin/python -m build --outdir dist .
+	@$(PACKAGING_VENV)/bin/python .ci/slim_wheel.py dist/*.whl
 	@$(BIN)/python -m venv $(PACKAGE_VENV)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --require-hashes --requirement $(SERVER_LOCK)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni-ws

@@ -23,7 +23,7 @@ from typing import Final
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 ROOT: Final = Path(__file__).parents[1]
-WHEEL_BYTES: Final = 2_000_000
+WHEEL_BYTES: Final = 1_900_000
 INSTALL_SEC: Final = 60
 #: What the wheel holds beside modules: the page, the client for pages, the pins of weights, and the licence.
 IN_WHEEL: Final = ("web/browser/index.html", "web/client.js", "web/openapi.json", "weights/weights.lock", "LICENSE")
@@ -54,6 +54,9 @@ def problems_of_wheel(wheel: Path) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         metadata = opened.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+        damaged = opened.testzip()
+    if damaged is not None:
+        yield f"{damaged} is damaged in it"
     for wanted in IN_WHEEL:
         if not any(name.endswith(f"/{wanted}") for name in names):
             yield f"it lacks {wanted}"
