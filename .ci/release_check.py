@@ -121,7 +121,10 @@ def _cpu_seconds() -> float:
 
 
 def _megabytes(folder: Path) -> int:
-    return round(sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()) / 1e6)
+    found = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
+    return round(
+        sum({(file.st_dev, file.st_ino): file.st_size for file in found}.values()) / 1e6
+    )  # uv makes hard links
 
 
 def main() -> int:
