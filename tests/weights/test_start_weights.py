@@ -15,7 +15,6 @@ from omni_ws.config import ServerConfig, load
 from omni_ws.engine_choice import available
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.tools import weights
-from omni_ws.tools import weights
 from omni_ws.tools.weights import ProgressLines
 from omni_ws.weights.cache import weights_cache
 from omni_ws.weights.sources import Progress, read_lock
