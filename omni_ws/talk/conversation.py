@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -88,13 +88,6 @@ async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
         listener.display.show("note", message="type; Enter sends; q and Enter: leave")
     answered = asyncio.Event()
 
-    async def listen() -> None:
-        async for event in session.events():
-            listener.take(event)
-            if not listener.asked and listener.answering is None:
-                answered.set()
-        raise ConnectionLost("the server has closed the session")
-
     async def send() -> None:
         names = (f"typed-{number}" for number in count(1))
         async with aclosing(_lines()) as typed:
@@ -113,7 +106,7 @@ async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
             await listener.loudspeaker.played()
         raise Leave
 
-    await _until_left(listen, send)
+    await _until_left(lambda: _receive(session, listener, answered), send)
 
 
 async def _lines() -> AsyncGenerator[str, None]:
@@ -122,9 +115,8 @@ async def _lines() -> AsyncGenerator[str, None]:
     async with aclosing(read_ahead()) as stream:
         async for piece in stream:
             *lines, waiting = (waiting + piece).split(b"\n")
-            for line in lines:
-                if text := line.decode(errors="replace").strip():
-                    yield text
+            for line in filter(None, (line.decode(errors="replace").strip() for line in lines)):
+                yield line
     if text := waiting.decode(errors="replace").strip():
         yield text
 
@@ -235,10 +227,12 @@ async def recorded(
         yield piece
 
 
-async def _receive(session: TalkSession, listener: AnswerListener) -> None:
-    """Take what comes in a conversation. Raises ConnectionLost at its end."""
+async def _receive(session: TalkSession, listener: AnswerListener, answered: asyncio.Event | None = None) -> None:
+    """Take what comes in a conversation, and tell when all is ``answered``. Raises ConnectionLost at its end."""
     async for event in session.events():
         listener.take(event)
+        if answered is not None and not listener.asked and listener.answering is None:
+            answered.set()
     raise ConnectionLost("the server has closed the session")
 
 
@@ -257,10 +251,8 @@ async def _show_levels(microphone: MicrophoneDevice, listener: AnswerListener) -
 
 
 async def _until_left(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
+    with suppress(Leave):
         await _together(*actions)
-    except Leave:
-        return
 
 
 async def _together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -235,24 +235,16 @@ class RealtimeSession:
                 if details.get("error"):
                     yield ErrorEvent(_error(details["error"]))
         for kind, told in self._wire.read(message):
-            yield from self._event(kind, **told)
+            yield from self._event(kind, told)
 
-    def _event(
-        self,
-        kind: str,
-        *,
-        name: str = "",
-        text: str = "",
-        audio_ms: int | None = None,
-        pcm: bytes = b"",
-        **_: Any,
-    ) -> Iterator[Event]:
+    def _event(self, kind: str, told: Mapping[str, Any]) -> Iterator[Event]:
+        name, text, audio_ms = told.get("name", ""), told.get("text", ""), told.get("audio_ms") or 0
         match kind:
             case "started":
                 self._interrupted = self._latest if self.is_interruptible else None
-                yield SpeechStarted(audio_ms or 0, name)
+                yield SpeechStarted(audio_ms, name)
             case "stopped":
-                yield SpeechStopped(audio_ms or 0, name)
+                yield SpeechStopped(audio_ms, name)
             case "transcript":
                 yield TranscriptChunk(name, 0, text)
             case "response":
@@ -262,13 +254,16 @@ class RealtimeSession:
             case "text":
                 yield TextChunk(name, 0, text)
             case "audio" if name != self._interrupted:  # else it was sent before the server knew
-                audio = _resampled(self._to_device, pcm)
-                yield AudioChunk(name, 0, audio, AudioEncoding.PCM16.value, self._rates.played)
+                yield self._sound(name, told["pcm"])
             case "final":
                 self._running = None
-                if name != self._interrupted and (rest := _resampled(self._to_device, b"", last=True)):
-                    yield AudioChunk(name, 0, rest, AudioEncoding.PCM16.value, self._rates.played)
+                if name != self._interrupted and (rest := self._sound(name, b"", last=True)).audio:
+                    yield rest
                 yield LastEvent(name, 0, _REASONS.get(text, FinishReason.ERROR), None)
+
+    def _sound(self, name: str, pcm: bytes, *, last: bool = False) -> AudioChunk:
+        audio = _resampled(self._to_device, pcm, last=last)
+        return AudioChunk(name, 0, audio, AudioEncoding.PCM16.value, self._rates.played)
 
 
 def _resampled(stream: soxr.ResampleStream, audio: bytes, *, last: bool = False) -> bytes:
