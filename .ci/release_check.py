@@ -122,9 +122,8 @@ def _cpu_seconds() -> float:
 
 def _megabytes(folder: Path) -> int:
     found = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
-    return round(
-        sum({(file.st_dev, file.st_ino): file.st_size for file in found}.values()) / 1e6
-    )  # uv makes hard links
+    sizes = {(file.st_dev, file.st_ino): file.st_size for file in found}  # uv makes hard links
+    return round(sum(sizes.values()) / 1e6)
 
 
 def main() -> int:
