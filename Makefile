@@ -136,6 +136,7 @@ BILL := build/omni_ws.cdx.json
 package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, tried; what it needs in build/omni_ws.cdx.json (CycloneDX)
 	@rm -rf dist $(BILL) $(PACKAGE_VENV)
 	@$(PACKAGING_VENV)/bin/python -m build --outdir dist .
+	@$(PACKAGING_VENV)/bin/python .ci/slim_wheel.py dist/*.whl
 	@$(BIN)/python -m venv $(PACKAGE_VENV)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --require-hashes --requirement $(SERVER_LOCK)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni-ws
@@ -169,6 +170,7 @@ docs: $(SITE_VENV)/.ready ## the documents and the reference of the Python packa
 	@$(BIN)/python .ci/site_sources.py build/site-sources
 	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict --config-file build/site-sources/mkdocs.yml --site-dir ../site
 	@$(SITE_VENV)/bin/python .ci/site_markdown.py build/site-sources build/site
+	@! $(BIN)/python -c 'import playwright, axe_playwright_python' 2>/dev/null || $(BIN)/python .ci/check_site.py build/site
 
 $(SITE_VENV)/.ready: requirements/site.txt | $(BIN)/python
 	@$(BIN)/python -m venv $(SITE_VENV)

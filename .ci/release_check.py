@@ -1,7 +1,7 @@
 """Proves what a tag would publish: `PYTHON .ci/release_check.py`, after `make package`.
 
 Compares versions, looks into the wheel and the package for npm, installs the wheel into a bare environment as a user
-would, and lets the server speak (try_package.py); then builds and tries the image, where one can be built
+would, and with uv, and lets the server speak (try_package.py); then builds and tries the image, where one can be built
 (try_image.sh). The environment may name the tag (GITHUB_REF_NAME). Nothing is published.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 ROOT: Final = Path(__file__).parents[1]
-WHEEL_BYTES: Final = 2_000_000
+WHEEL_BYTES: Final = 1_900_000
 INSTALL_SEC: Final = 60
 #: What the wheel holds beside modules: the page, the client for pages, the pins of weights, and the licence.
 IN_WHEEL: Final = ("web/browser/index.html", "web/client.js", "web/openapi.json", "weights/weights.lock", "LICENSE")
@@ -54,6 +56,9 @@ def problems_of_wheel(wheel: Path) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         metadata = opened.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+        damaged = opened.testzip()
+    if damaged is not None:
+        yield f"{damaged} is damaged in it"
     for wanted in IN_WHEEL:
         if not any(name.endswith(f"/{wanted}") for name in names):
             yield f"it lacks {wanted}"
@@ -91,8 +96,34 @@ def answered_from_nothing(wheel: Path) -> str:
     return f"installed in {seconds:.0f} s beside the download; {sizes}"
 
 
+def answered_by_uv(wheel: Path) -> str:
+    """Let uv alone install the wheel and run it: once for the downloads, and then anew, with no module compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"UV_CACHE_DIR": "uv", "UV_TOOL_DIR": "tools", "UV_TOOL_BIN_DIR": "bin", "XDG_CACHE_HOME": "cache"}
+        environ = {**os.environ, **{name: f"{folder}/{place}" for name, place in places.items()}}
+        tool = [str(Path(sys.executable).with_name("uv")), "tool"]
+        times = [(time.monotonic(), _cpu_seconds())]
+        for command in (
+            [*tool, "run", "--quiet", "--from", str(wheel), "omni-ws", "weights", "fetch"],
+            [*tool, "install", "--quiet", "--offline", str(wheel)],
+            [f"{folder}/tools/omni-ws/bin/python", str(ROOT / ".ci" / "try_package.py"), "--port", "0"],
+        ):
+            subprocess.run(command, check=True, env=environ)
+            times.append((time.monotonic(), _cpu_seconds()))
+        spent = [f"{now - was:.0f} s ({cpu - cpu_was:.0f} of CPU)" for (was, cpu_was), (now, cpu) in pairwise(times)]
+        sizes = ", ".join(f"{place} {_megabytes(Path(folder, place))} MB" for place in ("uv", "cache"))
+    return f"by uv: downloads {spent[0]}, installation {spent[1]}, to the end of the first answers {spent[2]}; {sizes}"
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _megabytes(folder: Path) -> int:
-    return round(sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()) / 1e6)
+    found = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
+    sizes = {(file.st_dev, file.st_ino): file.st_size for file in found}  # uv makes hard links
+    return round(sum(sizes.values()) / 1e6)
 
 
 def main() -> int:
@@ -109,6 +140,7 @@ def main() -> int:
     print(f"{wheel.name}: {wheel.stat().st_size:,} bytes; {archive.name}: {archive.stat().st_size:,} bytes")
     print(packed_for_npm())
     print(answered_from_nothing(wheel), flush=True)
+    print(answered_by_uv(wheel), flush=True)
     return subprocess.run([ROOT / ".ci" / "try_image.sh"], check=False).returncode
 
 

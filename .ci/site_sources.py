@@ -33,6 +33,7 @@ REFERENCE = (
 FRONT = Path("docs/site/front.md")
 INDEX = Path("docs/README.md")
 STYLE = Path("docs/site/front.css")
+SCRIPT = Path("docs/site/site.js")
 #: A folder's README.md would be its index.html.
 MOVED = {FRONT: Path("index.md"), Path("README.md"): Path("overview.md")}
 _LINK = re.compile(r'\]\((?!\w+:|#)([^)\s#]+)|<img [^>]*src="(?!\w+:)([^"]+)')
@@ -156,6 +157,7 @@ def configuration(pages: list[Path]) -> dict[str, object]:
             ],
         },
         "extra_css": [str(STYLE)],
+        "extra_javascript": [str(SCRIPT)],
         "use_directory_urls": False,
         "nav": navigation(pages),
         "validation": {"links": warn, "nav": {"omitted_files": "warn", "not_found": "warn", "absolute_links": "warn"}},
@@ -190,8 +192,9 @@ def main(folder: str) -> int:
                     shutil.copyfile(ROOT / source, place)
     for line in missing:
         print(line, file=sys.stderr)
-    (target / "pages" / STYLE).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / STYLE, target / "pages" / STYLE)
+    for asset in (STYLE, SCRIPT):
+        (target / "pages" / asset).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / asset, target / "pages" / asset)
     write_reference(target / "pages" / "reference")
     text = json.dumps(configuration(pages), indent=1)
     slugify = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower-ascii}}"

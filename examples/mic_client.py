@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import sys
-from collections import deque
 from typing import Any
 
 from omni_ws.client import (
@@ -30,20 +29,17 @@ from omni_ws.client import (
     TranscriptChunk,
     connect,
 )
-from omni_ws.client.audio import Pcm16, PlaybackBuffer, UnreadableAudio, paced, pieces, read_wav, write_wav
+from omni_ws.client.audio import AnswerBuffer, Pcm16, UnreadableAudio, paced, pieces, read_wav, write_wav
 from omni_ws.errors import OmniError
 
 MICROPHONE_RATE, LOUDSPEAKER_RATE, PIECE_MS = 16_000, 24_000, 20
 
 
 class Loudspeaker:
-    """Plays what arrives, and knows which answer plays and how much of it was heard."""
+    """Plays what arrives. The buffer knows which answer plays and how much of it was heard."""
 
     def __init__(self, sounddevice: Any) -> None:
-        #: Sound comes in bursts, faster than it is played: the first 80 ms wait, which hides gaps.
-        self.buffer = PlaybackBuffer(prefill_bytes=2 * LOUDSPEAKER_RATE * 80 // 1000)
-        #: The answers in the buffer, and the place where each begins.
-        self.answers: deque[tuple[str, int]] = deque()
+        self.buffer = AnswerBuffer(LOUDSPEAKER_RATE)
         self.stream = sounddevice.RawOutputStream(
             samplerate=LOUDSPEAKER_RATE, channels=1, dtype="int16", callback=self.wanted
         )
@@ -52,26 +48,6 @@ class Loudspeaker:
     def wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
         """The sound device asks for samples, in a thread of its own."""
         data[:] = self.buffer.read(len(data))
-
-    def play(self, chunk: AudioChunk) -> None:
-        if not self.answers or self.answers[-1][0] != chunk.request_id:
-            # An answer that goes on after an interruption begins behind its start.
-            before = 2 * LOUDSPEAKER_RATE * (chunk.start_ms or 0) // 1000
-            self.answers.append((chunk.request_id, self.buffer.played_bytes + self.buffer.buffered_bytes - before))
-        self.buffer.write(chunk.audio)
-
-    def stop(self) -> None:
-        self.buffer.clear()
-        self.answers.clear()
-
-    def heard(self) -> tuple[str, float] | None:
-        """The answer that plays, and the milliseconds of it that were heard."""
-        if self.buffer.idle or not self.answers:
-            return None
-        while len(self.answers) > 1 and self.answers[1][1] <= self.buffer.played_bytes:
-            self.answers.popleft()
-        request_id, start = self.answers[0]
-        return request_id, max(0, self.buffer.played_bytes - start) * 1000 / (2 * LOUDSPEAKER_RATE)
 
 
 async def talk(options: argparse.Namespace) -> None:
@@ -108,7 +84,7 @@ async def talk(options: argparse.Namespace) -> None:
             """The server paces an answer by what was played, and knows what was heard of it if it is interrupted."""
             while True:
                 await asyncio.sleep(0.2)
-                if (played := loudspeaker.heard()) is not None:
+                if (played := loudspeaker.buffer.heard) is not None:
                     await session.acknowledge_output(request_id=played[0], played_ms=played[1])
 
         with microphone:
@@ -123,15 +99,15 @@ async def receive(session: ClientSession, loudspeaker: Loudspeaker) -> None:
     async for event in session.events():
         match event:
             case SpeechStarted():
-                if (played := loudspeaker.heard()) is not None:
+                if (played := loudspeaker.buffer.heard) is not None:
                     await session.acknowledge_output(request_id=played[0], played_ms=played[1])
-                loudspeaker.stop()
+                loudspeaker.buffer.clear()
             case TranscriptChunk(text=text, interim=False):
                 print(f"\nyou: {text}", flush=True)
             case TextChunk(text=text):
                 print(text, end="", flush=True)
             case AudioChunk():
-                loudspeaker.play(event)
+                loudspeaker.buffer.play(event)
             case Final():
                 loudspeaker.buffer.end()
                 print(flush=True)

@@ -28,6 +28,8 @@ class Installer(Enum):
     #: An environment that `uvx` made in its cache, and that is left as it is.
     UVX = "uvx"
     UV_TOOL = "uv tool"
+    #: An environment of `uv venv` or a project of uv, which may be without pip.
+    UV_VENV = "uv venv"
     PIPX = "pipx"
     PIPX_RUN = "pipx run"
 
@@ -41,7 +43,17 @@ def installer(prefix: Path | None = None) -> Installer:
         return Installer.UVX
     if prefix.parent.name == "pipx" or prefix.parts[-3:-1] in (("pipx", ".cache"), ("pipx", "Cache")):
         return Installer.PIPX_RUN
-    return Installer.PIPX if (prefix / "pipx_metadata.json").is_file() else Installer.PIP
+    if (prefix / "pipx_metadata.json").is_file():
+        return Installer.PIPX
+    return Installer.UV_VENV if _names_uv(prefix / "pyvenv.cfg") else Installer.PIP
+
+
+def _names_uv(settings: Path) -> bool:
+    """Return whether uv wrote these settings of an environment."""
+    try:
+        return re.search(r"(?m)^uv\s*=", settings.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def install_command(extra: str = "", made_by: Installer | None = None) -> str:
@@ -55,6 +67,8 @@ def install_command(extra: str = "", made_by: Installer | None = None) -> str:
             return f"uvx --with {wanted} omni-ws"
         case Installer.UV_TOOL:
             return f"uv tool install --with {wanted} omni-ws"
+        case Installer.UV_VENV:
+            return f"uv pip install --python {this_python()} {wanted}"
         case Installer.PIPX:
             return f"pipx install --force {wanted}"
         case Installer.PIPX_RUN:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.patience import PATIENCE_SEC
 
-from omni_ws.installing import Installer, check_private_names, fetch_command, install_command, installer
+from omni_ws.installing import Installer, check_private_names, fetch_command, install_command, installer, this_python
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -123,6 +123,17 @@ def test_commands_are_those_of_what_installed_the_package(
 )
 def test_folders_that_are_named_like_caches_are_none(prefix: str, by: Installer, tmp_path: Path) -> None:
     assert installer(tmp_path / prefix) is by
+
+
+def test_an_environment_of_uv_gets_a_line_that_needs_no_pip(tmp_path: Path) -> None:
+    settings = tmp_path / "pyvenv.cfg"
+    settings.write_text("home = /usr/bin\nuv = 0.13.9\nversion_info = 3.11.2\n", encoding="utf-8")
+    assert installer(tmp_path) is Installer.UV_VENV
+    told = install_command("espeak", Installer.UV_VENV)
+    assert told == f"uv pip install --python {this_python()} 'omni-ws[espeak]'"
+    assert fetch_command("hibari", Installer.UV_VENV) == f"{this_python()} -m omni_ws weights fetch hibari"
+    settings.write_text("home = /opt/uv/bin\nprompt = uv\n", encoding="utf-8")
+    assert installer(tmp_path) is Installer.PIP
 
 
 def test_make_alone_lists_every_target_with_what_it_does() -> None:

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import math
 import os
-import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,7 +22,7 @@ from omni_ws.bench.talker import (
     TypedQuestion,
     bench,
 )
-from omni_ws.caller.script import count
+from omni_ws.caller.script import certificates, count
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
 from omni_ws.client.audio import read_wav
 from omni_ws.client.routes import websocket_url
@@ -77,7 +76,7 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
         url=websocket_url(options.url),
         question=_question(options),
         api_key=options.api_key or environ.get("OMNI_WS_API_KEY"),
-        tls=_tls(options.ca_file),
+        tls=options.ca_file,
         sessions=options.sessions,
         turns=None if options.seconds is not None else options.turns or DEFAULT_TURNS,
         run_sec=options.seconds,
@@ -86,13 +85,6 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
         patience_sec=options.patience,
         modalities=options.modalities,
     )
-
-
-def _tls(ca_file: str | None) -> ssl.SSLContext | None:
-    try:
-        return None if ca_file is None else ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # includes SSLError, for a file without certificates
-        raise ValueError(f"cannot read {ca_file}: {error.strerror or error}") from None
 
 
 def _question(options: argparse.Namespace) -> Question:
@@ -119,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", default=DEFAULT_URL, help="address of the server [%(default)s]")
     add("--api-key", metavar="KEY", help="API key [environment variable OMNI_WS_API_KEY]")
-    add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
+    add("--ca-file", type=certificates, metavar="X.pem", help="certificates to trust for wss:// [the system's]")
     add("--sessions", type=count, default=4, metavar="N", help="talkers, each on its own connection [%(default)s]")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--turns", type=count, metavar="N", help=f"questions of each talker [{DEFAULT_TURNS}]")

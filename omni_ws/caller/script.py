@@ -44,6 +44,14 @@ def above_zero(text: str) -> float:
     return number
 
 
+def certificates(path: str) -> ssl.SSLContext:
+    """Read the certificates to trust for wss."""
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # includes SSLError, for a file without certificates
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror or error}") from None
+
+
 #: The duration of a piece of speech.
 PIECE_MS: Final = 20
 PIECE_SEC: Final = PIECE_MS / 1000

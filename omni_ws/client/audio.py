@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Final
 
+from omni_ws.client.events import AudioChunk
+
 # Files
 
 
@@ -173,6 +175,42 @@ class PlaybackBuffer:
         self._buffered -= size - wanted
         self.played_bytes += size - wanted
         return b"".join(taken)
+
+
+class AnswerBuffer(PlaybackBuffer):
+    """A PlaybackBuffer of pcm16, mono, that knows which answers play, and how much of each was heard."""
+
+    def __init__(self, sample_rate: int, *, prefill_ms: int = 80) -> None:
+        self._bytes_per_ms = 2 * sample_rate / 1000
+        super().__init__(prefill_bytes=2 * sample_rate * prefill_ms // 1000)
+        #: The answers, one after the other: each with the bytes that are played before it, and where in it they begin.
+        self._answers: deque[tuple[str, int, float]] = deque()
+
+    def play(self, chunk: AudioChunk) -> None:
+        """Append the sound of a chunk. An answer that goes on after an interruption begins behind its start."""
+        if not self._answers or chunk.request_id != self._answers[-1][0]:
+            before = self.played_bytes + self.buffered_bytes
+            self._answers.append((chunk.request_id, before, chunk.start_ms or 0.0))
+        self.write(chunk.audio)
+
+    def clear(self) -> None:
+        self._answers.clear()
+        super().clear()
+
+    @property
+    def answers(self) -> list[str]:
+        """The requests whose answers sound, or wait to."""
+        return [] if self.idle else [request_id for request_id, *_ in self._answers]
+
+    @property
+    def heard(self) -> tuple[str, float] | None:
+        """The answer that plays, and how many milliseconds of it were heard; None while nothing plays."""
+        if self.idle or not self._answers:
+            return None
+        while len(self._answers) > 1 and self._answers[1][1] <= self.played_bytes:
+            self._answers.popleft()
+        request_id, before, start_ms = self._answers[0]
+        return request_id, start_ms + max(0, self.played_bytes - before) / self._bytes_per_ms
 
 
 # Standard input: a pipe, a file or a terminal

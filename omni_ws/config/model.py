@@ -139,7 +139,7 @@ class StreamingInputConfig(Section):
         "Size of a session's outbox, for a client that reads slowly; and of its journal, for a resume.", 8 * MIB
     )
     permessage_deflate: bool = setting("Offer WebSocket compression, which gains nothing for audio.", False)
-    ping_interval_sec: SecondsOrOff = setting("Interval of WebSocket pings; 0: none.", 20)
+    ping_interval_sec: SecondsOrOff = setting("Interval of pings, also to satellites of Wyoming; 0: none.", 20)
     ping_timeout_sec: SecondsOrOff = setting("Time in which a pong has to arrive; 0: unlimited.", 20)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +12,7 @@ from typing import Any, Final
 import orjson
 from msgspec import to_builtins
 
+from omni_ws.caller.script import certificates
 from omni_ws.client import ClientSession, ConnectionFailed, ConnectionLost, connect
 from omni_ws.client.audio import Pcm16, UnreadableAudio, read_wav, write_wav
 from omni_ws.config.values import ConfigurationError
@@ -50,10 +50,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return run_interruptible(_talk(options, environ))
     except (KeyboardInterrupt, BrokenPipeError):
         return INTERRUPTED
-    except NoSoundDevice as error:
+    except (NoSoundDevice, NoEchoCanceller) as error:
         return _complain(f"{error} (--text and --file do without)", NO_SOUND)
-    except NoEchoCanceller as error:
-        return _complain(error, NO_SOUND)
     except Unauthenticated as error:
         return _complain(f"{error}; set the environment variable {_key_variable(options)}", NO_KEY)
     except OmniError as error:
@@ -88,17 +86,19 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
     )
-    add = parser.add_argument_group().add_argument
+    group = parser.add_argument_group()
+    add, source = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    server = group.add_mutually_exclusive_group().add_argument
 
     def add_switch(name: str, words: str) -> None:
         add(f"--{name}", action="store_true", default=None, help=words)
         add(f"--no-{name}", dest=name.replace("-", "_"), action="store_false", help=argparse.SUPPRESS)
 
     add("--hold", action="store_true", help="Enter begins a turn, and Enter ends it")
-    add("--text", nargs="?", const=_TYPED, metavar="TEXT", help="type instead, or send this text; no microphone")
-    add("--file", metavar="X.wav", help="send a WAV file in real time; --fast: at full speed")
+    source("--text", nargs="?", const=_TYPED, metavar="TEXT", help="type instead, or send this text; no microphone")
+    source("--file", metavar="X.wav", help="send a WAV file in real time; --fast: at full speed")
     add("--fast", action="store_true", help=argparse.SUPPRESS)
-    add("--raw", action="store_true", help="send 16-bit mono samples from standard input")
+    source("--raw", action="store_true", help="send 16-bit mono samples from standard input")
     add("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
     add("--save", metavar="ANSWER.wav", help="write the spoken answer (--file, --text TEXT, --raw)")
     add_switch("play", "(--no-play) the answer [if no --json, no --save, no pipe]")
@@ -107,11 +107,11 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--voice", help="name of a voice of the server")
     add("--task", metavar="T", choices=["chat", "speech", "transcribe"], help="chat, speech or transcribe [chat]")
     add("--config", action="append", default=[], metavar="KEY=VALUE", help="field of session_config, as JSON or text")
-    add("--url", help="server [that on port 8080, or else one that starts now]")
-    add("--realtime", metavar="URL", help="any server of OpenAI's Realtime API instead")
+    server("--url", help="server [that on port 8080, or else one that starts now]")
+    server("--realtime", metavar="URL", help="any server of OpenAI's Realtime API instead")
     add("--key-env", metavar="NAME", help="variable with the key [OMNI_WS_API_KEY, OPENAI_API_KEY]")
-    add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
-    add("--list-devices", action="store_true", help="print the sound devices")
+    add("--ca-file", type=certificates, metavar="X.pem", help="certificates to trust for wss:// [the system's]")
+    source("--list-devices", action="store_true", help="print the sound devices")
     add("--input-device", type=named_device, metavar="D", help="number or part of the name")
     add("--output-device", type=named_device, metavar="D", help="number or part of the name")
     add("-h", "--help", action="help", help=argparse.SUPPRESS)
@@ -119,22 +119,14 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     _check_usage(parser, options)
     try:
         options.settings = _settings(options)
-        options.tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None
     except ValueError as error:
         parser.error(str(error))
-    except OSError as error:  # includes SSLError, for a file without certificates
-        parser.error(f"--ca-file {options.ca_file}: {error.strerror or error}")
     return options
 
 
 def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Exit if options contradict each other. Sets ``live``: whether the microphone is the source."""
-    sources = [name for name in ("file", "text", "raw", "list_devices") if getattr(options, name) not in (None, False)]
-    if len(sources) > 1:
-        parser.error(f"--{sources[1].replace('_', '-')} is not allowed with --{sources[0]}")
-    if options.url is not None and options.realtime is not None:
-        parser.error("--url is not allowed with --realtime")
-    options.live = not sources
+    options.live = options.text is None and not (options.file or options.raw or options.list_devices)
     if options.save and (options.live or options.text == _TYPED):
         parser.error("--save goes with --file, --text TEXT or --raw")
     if not options.live and (options.hold or options.cancel_echo):
@@ -195,7 +187,7 @@ async def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         if options.realtime is not None:
             async with connect_realtime(
-                options.realtime, api_key=key, config=options.settings, tls=options.tls, rates=rates
+                options.realtime, api_key=key, config=options.settings, tls=options.ca_file, rates=rates
             ) as session:
                 return await _converse(session, options, audio, microphone, loudspeaker)
         async with _native(options, environ, key, rates) as native:
@@ -226,7 +218,7 @@ async def _native(
         if url is None:
             url = await stack.enter_async_context(found_server(api_key=key, environ=environ))
         session = await stack.enter_async_context(
-            connect(url, api_key=key, config=config, ssl=options.tls, reconnect=True)
+            connect(url, api_key=key, config=config, ssl=options.ca_file, reconnect=True)
         )
         if may_choose and "semantic_vad" in session.created.capabilities.turn_detection_types:
             await session.configure(turn_detection={"type": "semantic_vad"})

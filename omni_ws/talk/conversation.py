@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -71,19 +71,11 @@ async def ask(
         await listener.loudspeaker.played()
 
 
-async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
+def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
     """Yield the audio of a file, in real time unless ``fast``, or of standard input."""
     if audio is None:
-        async with aclosing(read_ahead()) as stream:
-            async for piece in stream:
-                yield piece
-    elif fast:
-        for piece in pieces(audio, piece_ms=PIECE_MS):
-            yield piece
-    else:
-        async with aclosing(paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_MS / 1000)) as stream:
-            async for piece in stream:
-                yield piece
+        return read_ahead()
+    return paced(pieces(audio, piece_ms=PIECE_MS), interval=0.0 if fast else PIECE_MS / 1000)
 
 
 async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
@@ -95,13 +87,6 @@ async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
     if at_terminal:
         listener.display.show("note", message="type; Enter sends; q and Enter: leave")
     answered = asyncio.Event()
-
-    async def listen() -> None:
-        async for event in session.events():
-            listener.take(event)
-            if not listener.asked and listener.answering is None:
-                answered.set()
-        raise ConnectionLost("the server has closed the session")
 
     async def send() -> None:
         names = (f"typed-{number}" for number in count(1))
@@ -121,7 +106,7 @@ async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
             await listener.loudspeaker.played()
         raise Leave
 
-    await _until_left(listen, send)
+    await _until_left(lambda: _receive(session, listener, answered), send)
 
 
 async def _lines() -> AsyncGenerator[str, None]:
@@ -130,9 +115,8 @@ async def _lines() -> AsyncGenerator[str, None]:
     async with aclosing(read_ahead()) as stream:
         async for piece in stream:
             *lines, waiting = (waiting + piece).split(b"\n")
-            for line in lines:
-                if text := line.decode(errors="replace").strip():
-                    yield text
+            for line in filter(None, (line.decode(errors="replace").strip() for line in lines)):
+                yield line
     if text := waiting.decode(errors="replace").strip():
         yield text
 
@@ -243,10 +227,12 @@ async def recorded(
         yield piece
 
 
-async def _receive(session: TalkSession, listener: AnswerListener) -> None:
-    """Take what comes in a conversation. Raises ConnectionLost at its end."""
+async def _receive(session: TalkSession, listener: AnswerListener, answered: asyncio.Event | None = None) -> None:
+    """Take what comes in a conversation, and tell when all is ``answered``. Raises ConnectionLost at its end."""
     async for event in session.events():
         listener.take(event)
+        if answered is not None and not listener.asked and listener.answering is None:
+            answered.set()
     raise ConnectionLost("the server has closed the session")
 
 
@@ -265,10 +251,8 @@ async def _show_levels(microphone: MicrophoneDevice, listener: AnswerListener) -
 
 
 async def _until_left(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
+    with suppress(Leave):
         await _together(*actions)
-    except Leave:
-        return
 
 
 async def _together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 
 from omni_ws.client import (
     AudioChunk,
@@ -49,8 +48,6 @@ class AnswerListener:
         self.next_input_ended_at: float | None = None
         #: Whether barge-in is configured.
         self.interruptible = False
-        #: The answers that are played, one after the other: each request, and the audio that is played before it.
-        self.playing: deque[tuple[str, int]] = deque()
         #: What was heard of an answer that speech has interrupted, until it ends or goes on.
         self.paused: tuple[str, float] | None = None
         self.first: dict[str, float] = {}
@@ -78,12 +75,10 @@ class AnswerListener:
     @property
     def stoppable(self) -> list[str]:
         """The requests whose answers run, or still sound."""
-        sounds = self.loudspeaker is not None and not self.loudspeaker.buffer.idle
-        playing = [request_id for request_id, _ in self.playing] if sounds else []
-        return [*dict.fromkeys([*playing, *([self.answering] if self.answering else [])])]
+        sound = self.loudspeaker.buffer.answers if self.loudspeaker else []
+        return [*dict.fromkeys([*sound, *([self.answering] if self.answering else [])])]
 
     def stop_playing(self) -> None:
-        self.playing.clear()
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()
 
@@ -95,15 +90,7 @@ class AnswerListener:
     @property
     def played(self) -> tuple[str, float] | None:
         """The answer that is played, and how many milliseconds of it were; None if there is nothing to report."""
-        if self.paused is not None:
-            return self.paused
-        if self.loudspeaker is None or self.loudspeaker.buffer.idle or not self.playing:
-            return None
-        played_bytes = self.loudspeaker.buffer.played_bytes
-        while len(self.playing) > 1 and self.playing[1][1] <= played_bytes:
-            self.playing.popleft()
-        request_id, before = self.playing[0]
-        return request_id, max(0, played_bytes - before) * 1000 / (2 * self.loudspeaker.sample_rate)
+        return self.paused or (self.loudspeaker.buffer.heard if self.loudspeaker else None)
 
     def take(self, event: Event) -> None:
         match event:
@@ -176,18 +163,13 @@ class AnswerListener:
     def take_audio(self, event: AudioChunk) -> None:
         if event.request_id == self.silenced:
             return
-        if "audio" not in self.first:
-            self.first["audio"] = time.perf_counter()
-        if self.loudspeaker and (not self.playing or event.request_id != self.playing[-1][0]):
-            buffer, before_ms = self.loudspeaker.buffer, event.start_ms or 0
-            before = round(before_ms * self.loudspeaker.sample_rate / 1000) * 2
-            self.paused = None
-            self.playing.append((event.request_id, buffer.played_bytes + buffer.buffered_bytes - before))
+        self.first.setdefault("audio", time.perf_counter())
         self.reply += event.audio
         self.reply_rate = event.sample_rate
         self.display.show("audio", bytes=len(event.audio), start_ms=event.start_ms, sample_rate=event.sample_rate)
         if self.loudspeaker:
-            self.loudspeaker.buffer.write(event.audio)
+            self.paused = None
+            self.loudspeaker.buffer.play(event)
 
     def take_final(self, event: Final) -> None:
         for names in (self.asked, self.unwanted):
@@ -220,5 +202,4 @@ class AnswerListener:
         self.reply.clear()
         self.first.clear()
         self.transcripts.clear()
-        if self.loudspeaker:
-            self.loudspeaker.buffer.clear()
+        self.stop_playing()

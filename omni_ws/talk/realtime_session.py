@@ -36,8 +36,8 @@ from omni_ws.client import (
 )
 from omni_ws.client import Final as LastEvent
 from omni_ws.client.connection import authorization, error_from_response
+from omni_ws.client.routes import websocket_url
 from omni_ws.core.chunks import AudioEncoding, FinishReason
-from omni_ws.errors import InvalidValue
 from omni_ws.scenarios.sessions import REALTIME_RATE, realtime_wire
 
 _OPEN_SEC: Final = 10.0
@@ -64,19 +64,10 @@ def realtime_url(url: str) -> str:
 
     Raises InvalidValue.
     """
-    refusal = InvalidValue(f"{url} is not an address such as wss://api.openai.com/v1/realtime?model=gpt-realtime")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        (parts.hostname or "").encode("idna")  # as a name is resolved
-    except ValueError:
-        raise refusal from None
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname or port == 0 or parts.username is not None or parts.fragment:
-        raise refusal
-    path = parts.path.rstrip("/") or "/v1"
+    parts = urlsplit(websocket_url(url))
+    path = parts.path.rstrip("/").removesuffix("/streaming_input")
     path = f"{path}/realtime" if path.endswith("/v1") else path
-    return urlunsplit((scheme, parts.netloc, path, parts.query or "model=gpt-realtime", ""))
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query or "model=gpt-realtime", ""))
 
 
 @asynccontextmanager
@@ -244,24 +235,16 @@ class RealtimeSession:
                 if details.get("error"):
                     yield ErrorEvent(_error(details["error"]))
         for kind, told in self._wire.read(message):
-            yield from self._event(kind, **told)
+            yield from self._event(kind, told)
 
-    def _event(
-        self,
-        kind: str,
-        *,
-        name: str = "",
-        text: str = "",
-        audio_ms: int | None = None,
-        pcm: bytes = b"",
-        **_: Any,
-    ) -> Iterator[Event]:
+    def _event(self, kind: str, told: Mapping[str, Any]) -> Iterator[Event]:
+        name, text, audio_ms = told.get("name", ""), told.get("text", ""), told.get("audio_ms") or 0
         match kind:
             case "started":
                 self._interrupted = self._latest if self.is_interruptible else None
-                yield SpeechStarted(audio_ms or 0, name)
+                yield SpeechStarted(audio_ms, name)
             case "stopped":
-                yield SpeechStopped(audio_ms or 0, name)
+                yield SpeechStopped(audio_ms, name)
             case "transcript":
                 yield TranscriptChunk(name, 0, text)
             case "response":
@@ -271,13 +254,16 @@ class RealtimeSession:
             case "text":
                 yield TextChunk(name, 0, text)
             case "audio" if name != self._interrupted:  # else it was sent before the server knew
-                audio = _resampled(self._to_device, pcm)
-                yield AudioChunk(name, 0, audio, AudioEncoding.PCM16.value, self._rates.played)
+                yield self._sound(name, told["pcm"])
             case "final":
                 self._running = None
-                if name != self._interrupted and (rest := _resampled(self._to_device, b"", last=True)):
-                    yield AudioChunk(name, 0, rest, AudioEncoding.PCM16.value, self._rates.played)
+                if name != self._interrupted and (rest := self._sound(name, b"", last=True)).audio:
+                    yield rest
                 yield LastEvent(name, 0, _REASONS.get(text, FinishReason.ERROR), None)
+
+    def _sound(self, name: str, pcm: bytes, *, last: bool = False) -> AudioChunk:
+        audio = _resampled(self._to_device, pcm, last=last)
+        return AudioChunk(name, 0, audio, AudioEncoding.PCM16.value, self._rates.played)
 
 
 def _resampled(stream: soxr.ResampleStream, audio: bytes, *, last: bool = False) -> bytes:

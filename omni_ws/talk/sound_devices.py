@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from omni_ws.audio.ducking import Ducker
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.client.audio import PlaybackBuffer
+from omni_ws.client.audio import AnswerBuffer
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.installing import install_command
 from omni_ws.talk.echo import EchoBetween
@@ -19,7 +19,6 @@ from omni_ws.talk.echo import EchoBetween
 PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
-PREFILL_MS: Final = 80
 #: A microphone that gives nothing for so long is gone, or never was there.
 DEAD_SEC: Final = 10.0
 NO_DEVICE: Final = "this machine has no sound device"
@@ -80,29 +79,63 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
     raise NoSoundDevice(f"the {kind} device takes no 16-bit mono sound: {refusal}")
 
 
-class MicrophoneDevice:
-    """Records pieces of PIECE_MS in 16-bit mono. ``level`` is the recent peak, from 0 to 1."""
+class _SoundDevice:
+    """A device of 16-bit mono. ``level`` is the recent peak, from 0 to 1."""
 
-    def __init__(self, device: Device = None, *, sample_rate: int = 16_000) -> None:
-        self.sample_rate = _sample_rate(device, "input", sample_rate)
+    #: What it is called, the kind of device that the library calls it, and its stream there.
+    name: str
+    kind: str
+    stream: str
+
+    def __init__(self, device: Device, sample_rate: int) -> None:
+        self.sample_rate = _sample_rate(device, self.kind, sample_rate)
         self.level = 0.0
-        self.dropped_pieces = 0
-        #: Takes the echo of the loudspeaker out, in the thread of the device.
+        #: Takes the echo of the loudspeaker out of what the microphone hears, in the threads of the devices.
         self.canceller: EchoBetween | None = None
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._device = device
+
+    def _open(self, callback: Callable[[Any, int, Any, Any], None], *, piece_ms: int = 0) -> None:
+        """Raises NoSoundDevice. ``callback`` is called in the thread of the device."""
         library = sound_library()
         try:
-            self._stream = library.RawInputStream(
+            self._stream = getattr(library, self.stream)(
                 samplerate=self.sample_rate,
-                blocksize=self.sample_rate * PIECE_MS // 1000,
-                device=device,
+                blocksize=self.sample_rate * piece_ms // 1000,
+                device=self._device,
                 channels=1,
                 dtype="int16",
-                callback=self._recorded,
+                callback=callback,
             )
         except library.PortAudioError as error:
-            raise NoSoundDevice(f"the microphone cannot be opened: {error}") from None
+            raise NoSoundDevice(f"the {self.name} cannot be opened: {error}") from None
+
+    def start(self) -> None:
+        """Starts it. Raises NoSoundDevice."""
+        try:
+            self._stream.start()
+        except sound_library().PortAudioError as error:
+            raise NoSoundDevice(f"the {self.name} cannot be started: {error}") from None
+
+    @property
+    def latency_ms(self) -> float:
+        """As the device says."""
+        return float(self._stream.latency) * 1000
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class MicrophoneDevice(_SoundDevice):
+    """Records pieces of PIECE_MS."""
+
+    name, kind, stream = "microphone", "input", "RawInputStream"
+
+    def __init__(self, device: Device = None, *, sample_rate: int = 16_000) -> None:
+        super().__init__(device, sample_rate)
+        self.dropped_pieces = 0
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._open(self._recorded, piece_ms=PIECE_MS)
 
     def _recorded(self, data: Any, frames: int, time: Any, status: Any) -> None:
         piece = bytes(data)
@@ -118,18 +151,6 @@ class MicrophoneDevice:
         else:
             self.dropped_pieces += 1
 
-    @property
-    def latency_ms(self) -> float:
-        """As the device says."""
-        return float(self._stream.latency) * 1000
-
-    def start(self) -> None:
-        """Starts recording. Raises NoSoundDevice."""
-        try:
-            self._stream.start()
-        except sound_library().PortAudioError as error:
-            raise NoSoundDevice(f"the microphone cannot be started: {error}") from None
-
     def stop(self) -> None:
         """Stops recording. ``pieces`` yields what was recorded, and then ends."""
         self._stream.stop()
@@ -138,41 +159,30 @@ class MicrophoneDevice:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yields what is recorded. Raises NoSoundDevice if nothing is, as of a device that was unplugged."""
-        while (piece := await self._next_piece()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(DEAD_SEC):
+                    piece = await self._pieces.get()
+            except TimeoutError:
+                raise NoSoundDevice(f"the microphone gave nothing for {DEAD_SEC:g} s") from None
+            if piece is None:
+                return
             yield piece
 
-    async def _next_piece(self) -> bytes | None:
-        try:
-            async with asyncio.timeout(DEAD_SEC):
-                return await self._pieces.get()
-        except TimeoutError:
-            raise NoSoundDevice(f"the microphone gave nothing for {DEAD_SEC:g} s") from None
 
-    def close(self) -> None:
-        self._stream.close()
+class LoudspeakerDevice(_SoundDevice):
+    """Plays without gaps."""
 
-
-class LoudspeakerDevice:
-    """Plays 16-bit mono samples without gaps."""
+    name, kind, stream = "loudspeaker", "output", "RawOutputStream"
 
     def __init__(self, device: Device = None, *, sample_rate: int = 24_000) -> None:
-        self.sample_rate = _sample_rate(device, "output", sample_rate)
-        #: The peak of what plays, from 0 to 1.
-        self.level = 0.0
-        self._loop = asyncio.get_running_loop()
+        super().__init__(device, sample_rate)
         self._idle = asyncio.Event()
-        self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
+        self.buffer = AnswerBuffer(self.sample_rate)
         #: Lowers what plays while it is not known whether somebody interrupts it.
         self.ducker = Ducker(AudioFormat(sample_rate=self.sample_rate))
-        self.canceller: EchoBetween | None = None
-        library = sound_library()
-        try:
-            self._stream = library.RawOutputStream(
-                samplerate=self.sample_rate, device=device, channels=1, dtype="int16", callback=self._wanted
-            )
-            self._stream.start()
-        except library.PortAudioError as error:
-            raise NoSoundDevice(f"the loudspeaker cannot be opened: {error}") from None
+        self._open(self._wanted)
+        self.start()
 
     def _wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
         audio = self.ducker.apply(self.buffer.read(len(data)))
@@ -184,21 +194,9 @@ class LoudspeakerDevice:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._idle.set)
 
-    @property
-    def latency_ms(self) -> float:
-        """As the device says."""
-        return float(self._stream.latency) * 1000
-
-    @property
-    def played_ms(self) -> float:
-        return self.buffer.played_bytes * 1000 / (2 * self.sample_rate)
-
     async def played(self) -> None:
         """Waits until all audio has been played, up to ``buffer.end``."""
         self._idle.clear()
         if not self.buffer.idle:
             await self._idle.wait()
         await asyncio.sleep(self.latency_ms / 1000)
-
-    def close(self) -> None:
-        self._stream.close()

@@ -193,9 +193,10 @@ _WRITE_OVER_EVERY_SEC: Final = 0.2
 
 
 class ProgressLines:
-    """Prints progress: on a terminal one line that is overwritten; elsewhere a line for each step, and every 2 s.
+    """Prints progress: on a terminal one line that is overwritten; elsewhere lines, none twice.
 
-    At the end of the block a line on a terminal is completed.
+    Elsewhere each step has a line, and one every 2 s if there is more to tell. At the end of the block a line on a
+    terminal is completed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -203,6 +204,7 @@ class ProgressLines:
         self._written_over = stream.isatty()
         self._doing = ""
         self._said = 0.0
+        self._line = ""
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +224,9 @@ class ProgressLines:
         self._doing, self._said = doing, now
         sizes = " of ".join(f"{size / _MB:.0f}" for size in (progress.done, progress.total) if size is not None)
         line = f"  {doing}, {sizes} MB" if sizes else f"  {doing}"
+        if line == self._line:
+            return
+        self._line = line
         self._write(f"\r{line}\033[K" if self._written_over else f"{line}\n")
 
     def _write(self, text: str) -> None:

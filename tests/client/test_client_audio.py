@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE_SEC
 
-from omni_ws.client.audio import Pcm16, PlaybackBuffer, UnreadableAudio, paced, pieces, read_ahead, read_wav, write_wav
+from omni_ws.client import AudioChunk
+from omni_ws.client.audio import (
+    AnswerBuffer,
+    Pcm16,
+    PlaybackBuffer,
+    UnreadableAudio,
+    paced,
+    pieces,
+    read_ahead,
+    read_wav,
+    write_wav,
+)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +194,19 @@ async def test_a_read_that_never_returns_holds_up_nobody() -> None:
         await waiting
     await stream.aclose()
     released.set()
+
+
+def test_it_is_known_what_was_heard_of_which_answer() -> None:
+    """At 1 kHz a millisecond has two bytes. The second answer goes on behind its first 50 ms."""
+    buffer = AnswerBuffer(1000, prefill_ms=0)
+    found = [buffer.heard]
+    buffer.play(AudioChunk("a", 0, bytes(100), "pcm16", 1000, 0))
+    buffer.play(AudioChunk("a", 1, bytes(100), "pcm16", 1000, 50))
+    buffer.play(AudioChunk("b", 2, bytes(100), "pcm16", 1000, 50))
+    for size in (198, 22):
+        buffer.read(size)
+        found.append(buffer.heard)
+    assert buffer.answers == ["b"]
+    buffer.clear()
+    assert [*found, buffer.heard] == [None, ("a", 99.0), ("b", 60.0), None]
+    assert not buffer.answers

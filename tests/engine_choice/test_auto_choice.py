@@ -57,7 +57,7 @@ async def test_a_server_of_this_machine_answers_without_a_word(monkeypatch: pyte
         assert health["parts"]["llm"] == {"name": "remote", "model": "llama3.2:latest"}
         config = load(PARTS).config
         assert "LLM: remote (llama3.2:latest)" in part_lines(server.engine, config)
-        line = "Ollama on this machine answers, with llama3.2:latest; to keep rules alone: --llm rules, "
+        line = "Ollama on this machine answers, with llama3.2:latest; for rules alone: --llm rules, "
         line += "or make serve LLM=rules"
         assert server.engine.describe()[0] == line
         await client.say("tell me about foxes")

@@ -209,7 +209,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--file", __file__], "not a WAV file"),
         (["--text", "x", "--config", "novalue"], "KEY=VALUE"),
         (["--text", "x", "--config", "sampling.max_token=5"], "session_config has no field sampling.max_token"),
-        (["--text", "x", "--ca-file", "no/such/ca.pem"], "--ca-file no/such/ca.pem: No such file"),
+        (["--text", "x", "--ca-file", "no/such/ca.pem"], "--ca-file: cannot read no/such/ca.pem: No such file"),
         (["--text", "x", "--ca-file", __file__], "--ca-file"),
         (["--text", "x", "--config", "stage_params=5", "--config", "stage_params.a.b=c"], "has a value already"),
         (["--text", "x", "--config", "output_audio=1"], "--config output_audio: must be an object"),
@@ -220,7 +220,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--hold"], "--hold goes with"),
         (["--hold", "--cancel-echo"], "--cancel-echo goes without --hold"),
         (["--config", "turn_detection=null"], "an open microphone needs turn detection"),
-        (["--url", "ws://x", "--realtime", "wss://x"], "--url is not allowed with --realtime"),
+        (["--url", "ws://x", "--realtime", "wss://x"], "--realtime: not allowed with argument --url"),
         (["--text", "x", "--realtime", "wss://x", "--task", "speech"], "not with --realtime: needs: native"),
     ],
 )

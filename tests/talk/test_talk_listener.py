@@ -23,7 +23,7 @@ from omni_ws.client import (
     TranscriptChunk,
     connect,
 )
-from omni_ws.client.audio import PlaybackBuffer
+from omni_ws.client.audio import AnswerBuffer
 from omni_ws.core.chunks import AudioFormat, FinishReason, Word
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.talk.conversation import interrupt
@@ -48,8 +48,8 @@ class Told(JsonDisplay):
         pass
 
 
-def listening() -> tuple[AnswerListener, PlaybackBuffer, Told]:
-    display, buffer = Told(), PlaybackBuffer(prefill_bytes=0)
+def listening() -> tuple[AnswerListener, AnswerBuffer, Told]:
+    display, buffer = Told(), AnswerBuffer(24_000, prefill_ms=0)
     loudspeaker: Any = SimpleNamespace(buffer=buffer, sample_rate=24_000, ducker=Ducker(AudioFormat()))
     return AnswerListener(display, loudspeaker), buffer, display
 

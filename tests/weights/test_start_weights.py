@@ -169,3 +169,12 @@ def test_progress_is_one_line_on_a_terminal() -> None:
     with ProgressLines(quiet):
         pass
     assert quiet.getvalue() == ""
+
+
+def test_a_log_has_no_line_of_progress_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_LINE_EVERY_SEC", 0.0)
+    log = io.StringIO()
+    with ProgressLines(log) as progress:
+        for done in (0, 100_000, 1_000_000):
+            progress(Progress("tiny", "downloading packages", done, 70_700_000))
+    assert log.getvalue() == "  tiny: downloading packages, 0 of 71 MB\n  tiny: downloading packages, 1 of 71 MB\n"

@@ -41,7 +41,7 @@ _USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
 #: What runs a model, and what talks with it.
 _PACKAGES: Final = ("xllamacpp", "httpx")
 #: How to have no language model.
-RULES_ALONE: Final = "to keep rules alone: --llm rules, or make serve LLM=rules"
+RULES_ALONE: Final = "for rules alone: --llm rules, or make serve LLM=rules"
 
 
 @dataclass(frozen=True, slots=True)

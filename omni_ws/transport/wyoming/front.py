@@ -14,6 +14,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError, ShuttingDown
 from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.http.application import Application, SessionFrontEnd
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.tcp_link import TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
 from omni_ws.transport.wyoming.connection import WyomingConnection
@@ -31,9 +32,6 @@ WYOMING_ORIGIN: Final[Literal["wyoming"]] = "wyoming"
 #: Seconds for an attempt to reach a satellite, and from one to the next.
 CONNECT_TIMEOUT_SEC: Final = 10.0
 RECONNECT_SEC: Final = 10.0
-#: Seconds between two pings of a satellite, and of a silence after which it is gone.
-PING_SEC: Final = 5.0
-PING_TIMEOUT_SEC: Final = 20.0
 
 
 class WyomingServices(SessionFrontEnd):
@@ -154,7 +152,8 @@ class WyomingServices(SessionFrontEnd):
     async def _visit(self, link: WyomingLink, lobby: Lobby) -> None:
         """Serve a satellite until the connection is lost."""
         link.write_message(encode_event("run-satellite"), is_text=False)
-        pings = asyncio.create_task(_ping(link), name="pings of a satellite")
+        pinging = _ping(link, PeerRounds.configured(self._config.streaming_input).settings)
+        pings = asyncio.create_task(pinging, name="pings of a satellite")
         try:
             await self._serve(link, lobby, satellite=True)
         finally:
@@ -187,9 +186,18 @@ class WyomingServices(SessionFrontEnd):
         await self._port.wait_closed()
 
 
-async def _ping(link: WyomingLink) -> None:
-    """Ping a satellite, which answers; abort the connection to one that is silent."""
-    while link.loop.time() - link.heard_at < PING_TIMEOUT_SEC:
-        await asyncio.sleep(PING_SEC)
-        link.write_ping()
-    link.abort()
+async def _ping(link: WyomingLink, settings: KeepAliveSettings) -> None:
+    """Ping a silent satellite, and abort the connection to one that does not answer.
+
+    While what it has yet to read stops the server from reading, its silence means nothing: see WyomingLink.
+    """
+    loop = link.loop
+    alive = KeepAlive(settings, now=loop.time())
+    while (due := alive.get_timer(listening=link.is_reading)) is not None:
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        now = max(loop.time(), due)  # a timer may fire a little early
+        alive.heard(link.heard_at)
+        if not alive.check(now, link.write_ping, listening=link.is_reading):
+            logger.info("the satellite at %s does not answer", link.client)
+            link.abort()
+            return

@@ -49,6 +49,7 @@ class WyomingLink(TcpLink):
     def resume_writing(self) -> None:
         self._end_stall()
         super().resume_writing()
+        self.touch()  # what it sent meanwhile was not read
         self.resume_reading(Pause.UNWRITTEN)
 
     def connection_lost(self, exc: Exception | None) -> None:

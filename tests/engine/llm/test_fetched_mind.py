@@ -23,7 +23,7 @@ from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Wei
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-NONE_OF_IT = "to keep rules alone: --llm rules, or make serve LLM=rules"
+NONE_OF_IT = "for rules alone: --llm rules, or make serve LLM=rules"
 
 
 def pinned(url: str) -> Mapping[str, PinnedWeights]:

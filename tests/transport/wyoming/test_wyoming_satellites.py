@@ -16,18 +16,23 @@ from wyoming.ping import Ping, Pong
 from wyoming.pipeline import PipelineStage, RunPipeline
 from wyoming.snd import Played
 
+from omni_ws.config.model import StreamingInputConfig
+from omni_ws.config.values import MIB
 from omni_ws.core.chunks import Task
 from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.wyoming.connection import LISTEN_MS
-from omni_ws.transport.wyoming.front import PING_TIMEOUT_SEC
+from omni_ws.transport.wyoming.front import RECONNECT_SEC
 
 pytestmark = pytest.mark.virtual_clock
 
+TIMES = StreamingInputConfig()
 SECOND = AudioOutput(np.full(24_000, 0.25, np.float32), 24_000)
 HEARD = (TranscriptOutput("Turn on"), TranscriptOutput(" the light."), TextOutput("Done."), SECOND)
 RUN = RunPipeline(PipelineStage.ASR, PipelineStage.TTS)
 ALWAYS = RunPipeline(PipelineStage.ASR, PipelineStage.TTS, restart_on_end=True)
+#: Seconds of an answer: more than the buffers of sockets and of a session take.
+MANY = 600
 LISTENED = ["transcribe", "voice-started", "voice-stopped", "transcript"]
 SPOKEN = ["audio-start", "audio-chunk", "synthesize", "audio-stop"]
 
@@ -241,11 +246,34 @@ async def test_the_server_connects_to_satellites_and_stays_there() -> None:
         await hub.until("ping")  # which nobody answers
         began = server_time()
         hub = await satellite.visited()
-        assert server_time() - began > PING_TIMEOUT_SEC
+        assert server_time() - began == pytest.approx(TIMES.ping_timeout_sec + RECONNECT_SEC, abs=1)
         await talk(hub)
         hub.writer.close()
         hub = await satellite.visited()
         await talk(hub)
+        hub.writer.close()
+
+
+@pytest.mark.parametrize("pause_sec", [TIMES.write_timeout_sec - 1, TIMES.write_timeout_sec + 1])
+async def test_a_satellite_whose_reading_pauses_is_waited_for(pause_sec: float) -> None:
+    """An answer that fills all buffers, and then waits in its maker: up to ``write_timeout_sec``."""
+    satellite, engine = WyomingSatellite(), engine_that_hears(*HEARD[:3], *[SECOND] * MANY)
+    async with satellite.listening(), connected_to(satellite, engine) as server:
+        hub = await satellite.visited()
+        inline(server)
+        await hub.send(RUN)
+        await command(hub)
+        await hub.until("audio-start")
+        await asyncio.sleep(pause_sec)
+        assert server.held_bytes < TIMES.max_output_bytes + MIB
+        if pause_sec < TIMES.write_timeout_sec:
+            await hub.until("audio-stop")
+            assert len(hub.heard()) == MANY * 48_000
+        else:
+            hub = await satellite.visited()
+        engine.heard = HEARD
+        await talk(hub)
+        hub.writer.close()
 
 
 async def test_a_satellite_that_is_away_is_sought_again() -> None:
