@@ -245,6 +245,7 @@ async def test_an_interrupted_answer_is_cut_where_it_was_heard(played_ms: int, h
         assert llm.requests[-1].history == (Message("user", "What does it cost?"), Message("assistant", heard))
 
 
+@pytest.mark.counts_passes
 @pytest.mark.parametrize("length", [1, 7, 10_000])
 async def test_other_tasks_run_while_a_long_text_is_made_speakable(length: int) -> None:
     turns, most = 0, 0
