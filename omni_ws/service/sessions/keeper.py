@@ -87,8 +87,8 @@ class Keeper(Gate, LeaseHolder):
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
         self._marked = False
-        #: Frames that wait to be appended, and their bytes.
-        self._frames: list[bytes] = []
+        #: Frames that wait to be appended, each with its kind, and their bytes.
+        self._frames: list[tuple[bytes, bytes]] = []
         self._frame_bytes = 0
         #: Bytes of the log, and at how many a snapshot takes its place.
         self._logged = 0
@@ -154,14 +154,14 @@ class Keeper(Gate, LeaseHolder):
 
     # input
 
-    def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool, again: bool) -> None:
+    def receive(self, data: bytes, *, is_text: bool, again: bool) -> None:
         """Keep a frame of the client, which takes effect within this call of the loop.
 
         ``again``: the client sends it again if it is lost before it is acknowledged.
         """
         if self._marked:
             return
-        self._frames.append((_TEXT if is_text else _BINARY) + data)
+        self._frames.append((_TEXT if is_text else _BINARY, data))
         self._frame_bytes += len(data)
         if not again or self._frame_bytes > _MOST_WAITING:
             self._append_frames()
@@ -169,7 +169,7 @@ class Keeper(Gate, LeaseHolder):
     def _append_frames(self) -> None:
         if self._frames:
             frames, self._frames, self._frame_bytes = self._frames, [], 0
-            self._append(_FRAMES + _encode(frames))
+            self._append(_FRAMES + _encode([kind + data for kind, data in frames]))
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""

@@ -93,8 +93,7 @@ def read_clear(data: bytes, *, away: bool) -> ClearPart | None:
         return None
 
 
-@dataclass(slots=True, frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):  # made many times a second, and so sooner than a dataclass
     """What one commit does to one record, all or nothing."""
 
     session_id: str

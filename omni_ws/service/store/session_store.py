@@ -67,7 +67,7 @@ STOP_SEC: Final = 5.0
 #: Time between two signs of life of this process, and between two looks for what is too old or too much.
 BEAT_SEC: Final = 1.5
 PRUNE_SEC: Final = 60.0
-#: A commit has at most so many records, and ends with the one that goes beyond so many bytes.
+#: A commit has at most so many records, and ends with the one that goes beyond so many bytes, written or overwritten.
 MAX_CHANGES: Final = 256
 _MAX_COMMIT_BYTES: Final = 1 << 20
 #: What may be queued; beyond it the store counts as slow.
@@ -132,7 +132,7 @@ class Lease:
     """The right to write to one record; made by ``SessionStore.begin`` and ``take``."""
 
     __slots__ = (
-        *("ended", "fence", "flying", "holder", "kind", "lost", "owner", "place", "queued"),
+        *("ended", "fence", "flying", "holder", "kind", "logged", "lost", "owner", "place", "queued"),
         *("seal", "serial", "session_id", "snapped_at", "whole"),
     )
 
@@ -155,6 +155,8 @@ class Lease:
         #: The number of the newest snapshot, and the elements behind it.
         self.serial = 0
         self.place = 0
+        #: Bytes of these elements, about.
+        self.logged = 0
         self.snapped_at = 0.0
         self.queued: _Queued | None = None
         #: What the current commit contains.
@@ -509,14 +511,18 @@ class SessionStore:
                 continue
             lease.flying = queued
             size += queued.size
+            if queued.snapshot is not None or queued.end is StoreEnd.DELETE:
+                size += lease.logged  # which is overwritten
+                lease.logged = 0
+            else:
+                lease.logged += queued.size
             batch.append(lease)
         return batch
 
     async def _commit(self, batch: Sequence[Lease]) -> None:
-        size = sum(lease.flying.size for lease in batch if lease.flying is not None)
         numbers = [self._number(lease) for lease in batch]
         try:
-            if size > _SEALED_HERE_BYTES:
+            if self._sealed_bytes(batch) > _SEALED_HERE_BYTES:
                 changes = await run_work(Work.FILES, self._changes, batch, numbers)
             else:
                 changes = self._changes(batch, numbers)
@@ -529,6 +535,13 @@ class SessionStore:
             outcomes = [None] * len(batch)
         for lease, outcome in zip(batch, outcomes, strict=True):
             self._committed(lease, outcome)
+
+    def _sealed_bytes(self, batch: Sequence[Lease]) -> int:
+        """Return how many bytes of a commit are to be compressed or encrypted."""
+        flying = [lease.flying for lease in batch if lease.flying is not None]
+        if self._sealer.encrypts:
+            return sum(one.size for one in flying)
+        return sum(len(one.snapshot) for one in flying if one.snapshot is not None)
 
     def _number(self, lease: Lease) -> int:
         """Number the change that is to be committed; return the place of its element in the log."""

@@ -59,10 +59,13 @@ _LAYOUT: Final = 1
 _BUSY_SEC: Final = 5.0
 #: How long a checkpoint that empties the WAL may keep commits waiting for another process that reads the file.
 _TRUNCATE_SEC: Final = 0.05
-#: Bytes written after which a checkpoint begins; and pages of the WAL after which a commit does it, as the WAL only
-#: begins anew when nothing is written during a checkpoint.
-_CHECKPOINT_BYTES: Final = 4 << 20
-_LAST_CHECKPOINT_PAGES: Final = 16_000
+#: Two elements of speech of 100 ms fit a page, and a lone word of an answer does not write much more than itself.
+_PAGE_BYTES: Final = 8192
+#: Bytes written after which a checkpoint begins: a page that is overwritten until then, as those of logs are by the next
+#: turn, goes to the file once. And bytes of the WAL after which a commit does it, as the WAL only begins anew when
+#: nothing is written during a checkpoint.
+_CHECKPOINT_BYTES: Final = 16 << 20
+_LAST_CHECKPOINT_BYTES: Final = 64 << 20
 #: Processes that gave no sign of life for so long are forgotten; one that wakes up makes itself known again.
 _FORGOTTEN_SEC: Final = 60.0
 #: Records that pruning deletes between two commits.
@@ -269,6 +272,7 @@ class SqliteBackend:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         try:
+            database.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file alone
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
             (layout,) = database.execute("PRAGMA user_version").fetchone()
@@ -288,7 +292,7 @@ class SqliteBackend:
         (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
         database.execute(f"PRAGMA max_page_count = {max(16, self._max_bytes // page_bytes)}")
         database.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
-        database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_PAGES}")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_BYTES // page_bytes}")
         # What is deleted is overwritten. A snapshot takes the pages of the one before, so that costs little.
         database.execute("PRAGMA secure_delete = ON")
 
