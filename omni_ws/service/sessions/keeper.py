@@ -187,6 +187,11 @@ class Keeper(Gate, LeaseHolder):
         await self._store.settle(self._lease)
         return not self._lease.lost
 
+    async def still_writes(self) -> bool:
+        """Write a snapshot. Returns whether that was done; False also if the store is out of order."""
+        self.mark()
+        return await self.settled() and self._lease.whole
+
     # snapshots
 
     def mark(self) -> None:

@@ -338,6 +338,10 @@ class Session:
         """Whether its record in the store is this process's: neither handed over nor lost."""
         return self.keeper is not None and not self.keeper.has_left
 
+    async def is_still_kept_here(self) -> bool:
+        """Write the session, and return whether its record is this process's, if the store works."""
+        return self.keeper is not None and await self.keeper.still_writes()
+
     def lose(self) -> None:
         """End the session here without a word, since another server has it."""
         self.release()
@@ -533,7 +537,12 @@ class Sessions:
             living = self._living.get(session_id)
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
-                return self.claim(session_id, token, key), []
+                try:
+                    return self.claim(session_id, token, key), []
+                except SessionNotFound:
+                    # Or this process slept: another one has the session, and gave its client this token.
+                    if living.session.owner != key_name(key) or await living.session.is_still_kept_here():
+                        raise
             with store_errors():
                 taken = await self._store.take(
                     session_id,

@@ -448,6 +448,31 @@ async def test_a_server_that_slept_says_nothing_more(shared: FakeStore) -> None:
         assert record.fence == 2
 
 
+@pytest.mark.parametrize("store", ["works", "is gone"])
+async def test_a_server_that_slept_takes_its_session_back(shared: FakeStore, store: str) -> None:
+    """Its own copy knows nothing of the token that the other server gave."""
+    async with (
+        live_server(streaming_input=KEEPS) as slept,
+        live_server(streaming_input=KEEPS) as awake,
+        native_client(slept) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        async with resumed(awake, client) as again:
+            await again.say("one")
+            assert (await again.answer()).text == "one"
+            if store == "is gone":
+                shared.gone = True
+                async with native_client(slept, query=query(again), greeted=False) as early:
+                    assert (await early.error())["code"] == "engine_overloaded"  # to be asked again
+                shared.gone = False
+                for server in (slept, awake):
+                    await server.until(lambda server=server: not server.app.sessions.store.degraded, "its store")
+            async with resumed(slept, again) as back:
+                await back.say("two")
+                assert (await back.answer()).text == "two"
+                assert await client.closed() == 4409
+
+
 async def test_what_ends_is_deleted(shared: FakeStore) -> None:
     async with live_server(streaming_input=KEEPS) as server:
         async with native_client(server) as client:
