@@ -254,9 +254,9 @@ class Keeper(Gate, LeaseHolder):
         if self._store.degraded:
             self.store_degraded()
 
-    def lease_lost(self) -> None:
+    def lease_lost(self, *, deleted: bool) -> None:
         self._sealed = True
-        self._session.lose()
+        self._session.lose(deleted=deleted)
 
     def store_degraded(self) -> None:
         if self._kept is not None and not self._told_degraded and not self._sealed:

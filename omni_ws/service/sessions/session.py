@@ -342,9 +342,9 @@ class Session:
         """Write the session, and return whether its record is this process's, if the store works."""
         return self.keeper is not None and await self.keeper.still_writes()
 
-    def lose(self) -> None:
-        """End the session here without a word, since another server has it."""
-        self.release()
+    def lose(self, *, deleted: bool) -> None:
+        """End the session here without a word, since another server has it, or tell that another one ``deleted`` it."""
+        self.release(deleted=deleted)
         self.end(None)
 
     def drain(self, time_left: float) -> None:

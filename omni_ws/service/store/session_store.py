@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -92,8 +93,11 @@ _entries = msgspec.msgpack.Decoder(list[bytes])
 class LeaseHolder(Protocol):
     """The session behind a lease. Its methods are called on the loop, and must neither wait nor raise."""
 
-    def lease_lost(self) -> None:
-        """Another process has the session, or it was deleted: end it, and tell nobody. Called once; nothing follows."""
+    def lease_lost(self, *, deleted: bool) -> None:
+        """The session is not this process's any more: end it. Called once; nothing follows.
+
+        Another process has it, and its client, who is told nothing; or another one ``deleted`` it.
+        """
 
     def store_degraded(self) -> None:
         """The session is not kept from now on, and what is settled is lost with this process: tell the client once.
@@ -234,7 +238,7 @@ class SessionStore:
         """Open the store. One that cannot be reached is tried again; raises ConfigurationError for a bad setting."""
         try:
             await self._backend.open()
-            await self._backend.beat(self.process)
+            await self._give_sign()
         except StoreError as error:
             self._degrade(error.reason, str(error))
         except ConfigurationError:
@@ -387,7 +391,7 @@ class SessionStore:
         lease.whole = False
 
     async def delete(self, session_id: str, *, owner: str | None) -> bool:
-        """Delete the record of a session of this owner, wherever it is open; it ends there without a word.
+        """Delete the record of a session of this owner, wherever it is open; it ends there a moment later.
 
         Returns whether there was one. Compare tokens before (``peek``). Raises StoreError.
         """
@@ -396,7 +400,7 @@ class SessionStore:
             return False
         deleted = await self._answer(self._backend.erase, session_id)
         if (lease := self._leases.get(session_id)) is not None:
-            self._lose(lease)
+            self._lose(lease, deleted=True)
         return deleted
 
     async def _answer(self, question: Callable[..., Awaitable[T]], *arguments: str, **options: str | int) -> T:
@@ -585,8 +589,8 @@ class SessionStore:
         flying, lease.flying = lease.flying, None
         assert flying is not None
         self._drop_data(flying)
-        if lease.lost or outcome is ChangeOutcome.LOST:
-            self._lose(lease)
+        if lease.lost or outcome in (ChangeOutcome.LOST, ChangeOutcome.DELETED):
+            self._lose(lease, deleted=outcome is ChangeOutcome.DELETED)
             _settle(flying, lost=True)
             return
         if outcome is ChangeOutcome.GAP and not lease.ended and not self.degraded:
@@ -612,7 +616,7 @@ class SessionStore:
             lease.queued.calls[:0] = flying.calls
             lease.queued.waiters += flying.waiters
 
-    def _lose(self, lease: Lease) -> None:
+    def _lose(self, lease: Lease, *, deleted: bool = False) -> None:
         """Note that the lease is lost, once."""
         if lease.lost:
             return
@@ -625,7 +629,7 @@ class SessionStore:
             _settle(lease.queued, lost=True)
             lease.queued = None
         if lease.holder is not None:
-            _guarded(lease.holder.lease_lost)
+            _guarded(partial(lease.holder.lease_lost, deleted=deleted))
 
     def _forget(self, lease: Lease) -> None:
         if self._leases.get(lease.session_id) is lease:
@@ -728,7 +732,7 @@ class SessionStore:
                     room = min(self._max_bytes, self._size.bytes * 9 // 10)
                     self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=room)
                 await self._backend.probe()
-                await self._backend.beat(self.process)
+                await self._give_sign()
             except Exception as error:
                 self.reason = error.reason if isinstance(error, StoreError) else GONE
                 logger.debug("the store of sessions", exc_info=error)
@@ -748,13 +752,19 @@ class SessionStore:
             del self._wanting[lease]
             _ask(lease)
 
+    async def _give_sign(self) -> None:
+        """Write that this process lives, and end the sessions that another one deleted."""
+        for session_id in await self._backend.beat(self.process):
+            if (lease := self._leases.get(session_id)) is not None:
+                self._lose(lease, deleted=True)
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SEC)
             if not self.degraded:
                 try:
                     with self._watched():
-                        await self._backend.beat(self.process)
+                        await self._give_sign()
                 except Exception as error:
                     self._failed(error)
 

@@ -207,8 +207,8 @@ class _Held(LeaseHolder, Gate):
 
     # the store
 
-    def lease_lost(self) -> None:
-        self._keeper.lose(self)
+    def lease_lost(self, *, deleted: bool) -> None:
+        self._keeper.lose(self, SessionNotFound("the session was deleted") if deleted else held_elsewhere())
 
     def store_degraded(self) -> None:
         self.behind = True
@@ -344,10 +344,10 @@ class ModeBKeeper:
         else:
             self._give_back(held)
 
-    def lose(self, held: _Held) -> None:
-        """End a session that another server has taken."""
+    def lose(self, held: _Held, error: OmniError) -> None:
+        """End a session that another server has taken, or deleted."""
         self.drop(held)
-        held.session.fail(held_elsewhere())
+        held.session.fail(error)
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
