@@ -61,7 +61,7 @@ _BUSY_SEC: Final = 5.0
 _TRUNCATE_SEC: Final = 0.05
 #: Two elements of speech of 100 ms fit a page, and a lone word of an answer does not write much more than itself.
 _PAGE_BYTES: Final = 8192
-#: Bytes written after which a checkpoint begins: a page that is overwritten meanwhile, as those of a log are by the next
+#: Bytes written after which a checkpoint begins: a page that is overwritten meanwhile, as those of logs are by the next
 #: turn, goes to the file once. And bytes of the WAL after which a commit does it, as the WAL only begins anew when
 #: nothing is written during a checkpoint.
 _CHECKPOINT_BYTES: Final = 16 << 20
