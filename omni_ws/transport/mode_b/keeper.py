@@ -406,7 +406,7 @@ class ModeBKeeper:
         return held
 
     async def _sought(self, fetch: _Fetch, patience: float | None) -> _Held | None:
-        """Return what is fetched, which the caller uses; None if its input is fed again for longer than ``patience``."""
+        """Return what is fetched, which the caller uses; None if its input takes longer than ``patience`` to be fed."""
         fetch.users += 1
         try:
             await asyncio.wait([fetch.task, fetch.feeds], return_when=asyncio.FIRST_COMPLETED)

@@ -145,7 +145,7 @@ class ModeBRoutes(FrontEnd):
             await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
-        """Respond with the state of a session, without waiting; while its input is fed again, with that of the moment."""
+        """Respond with the state of a session, without waiting: that of the moment while its input is fed again."""
         async with self._session(exchange, patience=_STATUS_PATIENCE_SEC) as session:
             await exchange.respond_json(200, self._status(session))
 
