@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import concat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -87,8 +88,9 @@ class Keeper(Gate, LeaseHolder):
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
         self._marked = False
-        #: Frames that wait to be appended, each with its kind, and their bytes.
-        self._frames: list[tuple[bytes, bytes]] = []
+        #: Frames that wait to be appended, the kind of each, and their bytes.
+        self._frames: list[bytes] = []
+        self._kinds: list[bytes] = []
         self._frame_bytes = 0
         #: Bytes of the log, and at how many a snapshot takes its place.
         self._logged = 0
@@ -161,15 +163,22 @@ class Keeper(Gate, LeaseHolder):
         """
         if self._marked:
             return
-        self._frames.append((_TEXT if is_text else _BINARY, data))
+        self._frames.append(data)
+        self._kinds.append(_TEXT if is_text else _BINARY)
         self._frame_bytes += len(data)
         if not again or self._frame_bytes > _MOST_WAITING:
             self._append_frames()
 
     def _append_frames(self) -> None:
         if self._frames:
-            frames, self._frames, self._frame_bytes = self._frames, [], 0
-            self._append(_FRAMES + _encode([kind + data for kind, data in frames]))
+            entry = _FRAMES + _encode([*map(concat, self._kinds, self._frames)])
+            self._drop_frames()
+            self._append(entry)
+
+    def _drop_frames(self) -> None:
+        self._frames.clear()
+        self._kinds.clear()
+        self._frame_bytes = 0
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
@@ -206,7 +215,7 @@ class Keeper(Gate, LeaseHolder):
 
     def _snapshot(self) -> None:
         self._marked = False
-        self._frames, self._frame_bytes = [], 0
+        self._drop_frames()
         session, store, lease = self._session, self._store, self._lease
         after, self._after = self._after, []
         if session.is_open and not store.degraded and not lease.lost:

@@ -26,7 +26,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -519,10 +519,18 @@ class Sessions:
         return self._store is not None
 
     async def take_over(
-        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, client: str = ""
+        self,
+        session_id: str,
+        token: str,
+        key: ApiKey | None,
+        *,
+        last_output: int,
+        client: str = "",
+        waits: Callable[[], bool] = lambda: True,
     ) -> tuple[Session, list[ReceivedFrame]]:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
+        ``waits`` tells whether the client still does: one that gave up may have its session elsewhere by now.
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
         this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
         does, also if it cannot be continued here; EngineOverloaded if the store does not answer; and what ``admit``
@@ -547,7 +555,7 @@ class Sessions:
                 taken = await self._store.take(
                     session_id,
                     force=True,
-                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token),
+                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token) and waits(),
                 )
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")

@@ -334,13 +334,16 @@ class SqliteBackend:
 
     def _write(self, database: sqlite3.Connection, changes: Sequence[Change]) -> None:
         now = self._clock()
-        data = bytearray()
+        contents: list[bytes] = []
+        end = 1
         records: list[tuple[object, ...]] = []
         pieces: list[tuple[object, ...]] = []
 
         def placed(content: bytes) -> tuple[int, int]:
-            data.extend(content)
-            return len(data) - len(content) + 1, len(content)
+            nonlocal end
+            contents.append(content)
+            end += len(content)
+            return end - len(content), len(content)
 
         for one in changes:
             if one.clear is not None and one.snapshot is not None:
@@ -350,6 +353,7 @@ class SqliteBackend:
                 pieces.append((one.session_id, 0, *placed(one.snapshot)))
             if one.element is not None:
                 pieces.append((one.session_id, one.place + 1, *placed(one.element)))
+        data = b"".join(contents)
         if records:
             database.execute(_REPLACE, {"rows": _json(records), "data": data, "now": now})
             database.execute(_CLEAR_PIECES, {"ids": _json([one[0] for one in records])})

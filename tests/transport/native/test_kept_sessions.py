@@ -238,6 +238,27 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             await refused(second, query(client, last_output=-1), "session_id")
 
 
+@pytest.mark.usefixtures("patient")
+async def test_a_connection_that_its_client_gave_up_takes_nothing(shared: FakeStore) -> None:
+    """Its server was slow, and the client has its session by another connection meanwhile."""
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as slow,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        shared.delay_sec = 1
+        async with connecting(slow, query(client)) as late:
+            late.transport.abort()
+            refused = slow.app.sessions.metrics.resumes.labels("refused")
+            await slow.until(lambda: refused._value.get() == 1, "the end of the late attempt")
+        shared.delay_sec = 0
+        assert shared.records[client.created["session_id"]].fence == 1
+        await client.chunk("still here")
+        assert "session_closing" not in await quiet(client)
+        assert slow.sessions == 0
+
+
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
     keys = (ALICE, BOB)
     alice, bob = (authorized(name) for name in ("alice", "bob"))
