@@ -12,13 +12,17 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.load import Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 
 OURS: Final = "omni_ws"
+#: The same, with sessions kept in a file of SQLite.
+KEPT: Final = "omni_ws sqlite"
 PEERS: Final = {
     "websockets": "benchmarks.peers.bare_websockets",
     "fastapi": "benchmarks.peers.fastapi_uvicorn",
@@ -58,6 +62,7 @@ TARGETS: Final = (
     Target(Contestant(OURS, "binary"), Contestant("websockets", "binary"), 0.85),
     Target(Contestant(OURS, "json"), Contestant("fastapi", "json"), 0.6),
     Target(Contestant(OURS, "binary"), Contestant("fastapi", "json"), 0.6),
+    *(Target(Contestant(KEPT, form), Contestant(OURS, form), 1.05) for form in ("json", "binary")),
 )
 ECHO_TARGETS: Final = tuple(
     Target(Contestant(OURS, form), Contestant(peer, form), ratio)
@@ -69,12 +74,15 @@ ECHO_TARGETS: Final = tuple(
 def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
     """Runs one server and the load, in processes of their own."""
     port = free_port()
-    ours = contestant.server == OURS
+    ours = contestant.server in (OURS, KEPT)
     if ours:
         module, arguments = "omni_ws", ["serve", "--engine", "fake", "--fake.chunk-ms", "20", "--log-level", "warning"]
     else:
         module, arguments = PEERS[contestant.server], ["--echo"] if options.echo else []
-    with running(module, *arguments, port=port) as process:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        if contestant.server == KEPT:
+            arguments += ["--sessions.store", f"sqlite:{folder}/sessions.db"]
+        process = stack.enter_context(running(module, *arguments, port=port))
         load = Load(
             servers=[(port, process.pid)],
             streams=options.streams,
@@ -143,10 +151,10 @@ def print_ratios(figures: dict[Contestant, list[float]], *, echo: bool) -> bool:
     met = True
     print("\n| ours | against | CPU time, ours ÷ theirs | lowest | highest | target |")
     print("|---|---|---|---|---|---|")
-    for ours in (contestant for contestant in figures if contestant.server == OURS):
-        for peer in (contestant for contestant in figures if contestant.server != OURS):
+    for ours in (contestant for contestant in figures if contestant.server in (OURS, KEPT)):
+        for peer in (contestant for contestant in figures if contestant.server != ours.server):
             target = targets.get((ours, peer))
-            if target is None and ours.form != peer.form:
+            if target is None and (ours.form != peer.form or KEPT in (ours.server, peer.server)):
                 continue
             ratios = [mine / theirs for mine, theirs in zip(figures[ours], figures[peer], strict=True)]
             ratio = statistics.median(ratios)
@@ -167,7 +175,8 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--warm-up", type=float, default=2)
     parser.add_argument("--runs", type=int, default=5, help="rounds")
-    parser.add_argument("--servers", nargs="+", default=installed_peers(), choices=list(PEERS))
+    parser.add_argument("--kept", action="store_true", help="also with sessions kept in a file of SQLite")
+    parser.add_argument("--servers", nargs="*", default=installed_peers(), choices=list(PEERS))
     parser.add_argument("--forms", nargs="+", default=["json", "binary"], choices=["json", "binary"])
     parser.add_argument("--echo", action="store_true", help="the audio goes back, too")
     options = parser.parse_args(arguments)
@@ -175,7 +184,8 @@ def main(arguments: Sequence[str] = ()) -> bool:
         options.streams = 150 if options.echo else 300
     if options.quick:
         options.runs, options.seconds, options.warm_up = 1, 3.0, 1.0
-    contestants = [Contestant(server, form) for form in options.forms for server in (OURS, *options.servers)]
+    servers = (OURS, *([KEPT] if options.kept else []), *options.servers)
+    contestants = [Contestant(server, form) for form in options.forms for server in servers]
     figures = play(contestants, options)
     echoed = ", echoed" if options.echo else ""
     print(f"### {options.streams} streams of 20 ms frames{echoed}: CPU time of the server a frame\n")

@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser.add_argument("--store-restarts", type=int)
     parser.add_argument("--both", type=int, help="a replica is killed while the store is away")
     parser.add_argument("--word-ms", type=int, help="the pace of words")
+    parser.add_argument("--made-ms", type=int, help="the pace at which the engine makes them, also again; as --word-ms")
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--store", default="redis", help="redis: of its own; else a value of sessions.store")
     parser.add_argument("--front", choices=("haproxy", "nginx"), help="by default the clients know the replicas")
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] = ()) -> bool:
 async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: int) -> Tally:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        processes, own = await stack.enter_async_context(fleet_of(replicas, folder, store=store, word_ms=plan.word_ms))
+        made_ms = plan.made_ms or plan.word_ms
+        processes, own = await stack.enter_async_context(fleet_of(replicas, folder, store=store, word_ms=made_ms))
         urls = []
         if front is not None:
             from support.fronts import front as front_before

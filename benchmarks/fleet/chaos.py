@@ -31,6 +31,8 @@ class Plan:
     both: int = 0
     stop_sec: float = 0.0
     word_ms: int = 50
+    #: The pace at which the engine makes words, also those of an answer that another replica had begun; 0: ``word_ms``.
+    made_ms: int = 0
 
     def faults(self, luck: random.Random) -> list[str]:
         """The faults, in a random order."""
@@ -115,8 +117,9 @@ class Chaos:
         except TimeoutError:
             self.tally.wrong.append(f"{kind}: no end after {PATIENCE_SEC:g} s")
             return False
-        gaps = self.tally.gaps.setdefault(kind, [])
-        gaps += [one.next_word_at - began for one in self._talkers if one.resumed_at > began and one.next_word_at]
+        moved = [one for one in self._talkers if one.resumed_at > began and one.next_word_at]
+        self.tally.gaps.setdefault(kind, []).extend(one.next_word_at - began for one in moved)
+        self.tally.gaps.setdefault(f"{kind}, until resumed", []).extend(one.resumed_at - began for one in moved)
         return True
 
     async def _all_go_on(self) -> None:

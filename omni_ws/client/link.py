@@ -142,8 +142,8 @@ class Link:
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
         self._progress = asyncio.Event()
-        #: The number of messages and pongs received, and an event that each of them sets.
-        self._signs = 0
+        #: When the last message or pong was received, and an event that each message sets.
+        self._heard_at = 0.0
         self._sign = asyncio.Event()
         #: Whether the reader waits for the application to consume events: then no sign of life can be received.
         self._delivering = False
@@ -339,11 +339,16 @@ class Link:
         return ending
 
     async def _watch(self) -> bool:
-        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True."""
+        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True.
+
+        The silence counts from the last sign of life, whenever that was.
+        """
+        now, patience = asyncio.get_running_loop().time, self.limits.keepalive_sec
+        self._heard_at = now()
         while True:
-            signs = self._signs
-            await asyncio.sleep(self.limits.keepalive_sec)
-            if self._signs != signs or self._delivering:
+            left = self._heard_at + patience - now()
+            if left > 0 or self._delivering:
+                await asyncio.sleep(patience if self._delivering else left)
                 continue
             try:
                 alive = await self._answers_ping()
@@ -368,6 +373,7 @@ class Link:
         if pong.done():
             pong.result()
             self._kept_alive += 1
+        self._heard_at = asyncio.get_running_loop().time()
         return True
 
     async def _write(self) -> None:
@@ -383,10 +389,10 @@ class Link:
                 await self._outbox_changed.wait()
 
     async def _read(self) -> Ending:
-        incoming = self.incoming
+        incoming, now = self.incoming, asyncio.get_running_loop().time
         try:
             async for message in self.websocket:
-                self._signs += 1
+                self._heard_at = now()
                 self._sign.set()
                 event = incoming.receive(message)
                 while self.outgoing.to_cancel:
@@ -401,6 +407,7 @@ class Link:
                     self._delivering = True
                     await self.events.put(event)
                     self._delivering = False
+                    self._heard_at = now()
         except ConnectionClosed:
             pass
         except InvalidFrame as error:

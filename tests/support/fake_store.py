@@ -127,7 +127,7 @@ class FakeBackend:
     def _change(self, change: Change) -> ChangeOutcome:
         record = self.shared.records.get(change.session_id) or _Record()
         if record.fence > change.fence:
-            return ChangeOutcome.LOST
+            return ChangeOutcome.DELETED if record.gone else ChangeOutcome.LOST
         if change.clear is not None and change.snapshot is not None:
             if record.fence == change.fence and record.serial >= change.serial:
                 return ChangeOutcome.KEPT
@@ -174,12 +174,16 @@ class FakeBackend:
         record = self.shared.records.get(session_id)
         if record is None or record.gone:
             return False
-        record.gone, record.fence, record.holder, record.snapshot, record.log = True, record.fence + 1, "", b"", []
+        record.gone, record.fence, record.snapshot, record.log = True, record.fence + 1, b"", []
         return True
 
-    async def beat(self, holder: str) -> None:
+    async def beat(self, holder: str) -> Sequence[str]:
         await self._work()
         self.shared.seen[holder] = self.shared.now()
+        erased = {name: one for name, one in self.shared.records.items() if one.gone and holder == one.holder}
+        for one in erased.values():
+            one.holder = ""
+        return [*erased]
 
     async def leave(self, holder: str) -> None:
         await self._work()

@@ -59,7 +59,8 @@ class Attachment:
         """Called when another connection has taken over the session."""
 
     def deleted(self) -> None:
-        """Called when the session was deleted on request."""
+        """Called when the session was deleted on request, here or by another server."""
+        self.replaced()
 
     def session_over(self, error: OmniError | None) -> None:
         """Called when the session has ended, and its last messages are in the log: send them, close, and ``detach``.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import concat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -87,8 +88,9 @@ class Keeper(Gate, LeaseHolder):
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
         self._marked = False
-        #: Frames that wait to be appended, and their bytes.
+        #: Frames that wait to be appended, the kind of each, and their bytes.
         self._frames: list[bytes] = []
+        self._kinds: list[bytes] = []
         self._frame_bytes = 0
         #: Bytes of the log, and at how many a snapshot takes its place.
         self._logged = 0
@@ -154,22 +156,29 @@ class Keeper(Gate, LeaseHolder):
 
     # input
 
-    def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool, again: bool) -> None:
+    def receive(self, data: bytes, *, is_text: bool, again: bool) -> None:
         """Keep a frame of the client, which takes effect within this call of the loop.
 
         ``again``: the client sends it again if it is lost before it is acknowledged.
         """
         if self._marked:
             return
-        self._frames.append((_TEXT if is_text else _BINARY) + data)
+        self._frames.append(data)
+        self._kinds.append(_TEXT if is_text else _BINARY)
         self._frame_bytes += len(data)
         if not again or self._frame_bytes > _MOST_WAITING:
             self._append_frames()
 
     def _append_frames(self) -> None:
         if self._frames:
-            frames, self._frames, self._frame_bytes = self._frames, [], 0
-            self._append(_FRAMES + _encode(frames))
+            entry = _FRAMES + _encode([*map(concat, self._kinds, self._frames)])
+            self._drop_frames()
+            self._append(entry)
+
+    def _drop_frames(self) -> None:
+        self._frames.clear()
+        self._kinds.clear()
+        self._frame_bytes = 0
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
@@ -187,6 +196,11 @@ class Keeper(Gate, LeaseHolder):
         await self._store.settle(self._lease)
         return not self._lease.lost
 
+    async def still_writes(self) -> bool:
+        """Write a snapshot. Returns whether that was done; False also if the store is out of order."""
+        self.mark()
+        return await self.settled() and self._lease.whole
+
     # snapshots
 
     def mark(self) -> None:
@@ -201,7 +215,7 @@ class Keeper(Gate, LeaseHolder):
 
     def _snapshot(self) -> None:
         self._marked = False
-        self._frames, self._frame_bytes = [], 0
+        self._drop_frames()
         session, store, lease = self._session, self._store, self._lease
         after, self._after = self._after, []
         if session.is_open and not store.degraded and not lease.lost:
@@ -249,9 +263,9 @@ class Keeper(Gate, LeaseHolder):
         if self._store.degraded:
             self.store_degraded()
 
-    def lease_lost(self) -> None:
+    def lease_lost(self, *, deleted: bool) -> None:
         self._sealed = True
-        self._session.lose()
+        self._session.lose(deleted=deleted)
 
     def store_degraded(self) -> None:
         if self._kept is not None and not self._told_degraded and not self._sealed:

@@ -26,7 +26,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -335,9 +335,13 @@ class Session:
         """Whether its record in the store is this process's: neither handed over nor lost."""
         return self.keeper is not None and not self.keeper.has_left
 
-    def lose(self) -> None:
-        """End the session here without a word, since another server has it."""
-        self.release()
+    async def is_still_kept_here(self) -> bool:
+        """Write the session, and return whether its record is this process's, if the store works."""
+        return self.keeper is not None and await self.keeper.still_writes()
+
+    def lose(self, *, deleted: bool) -> None:
+        """End the session here without a word, since another server has it, or tell that another one ``deleted`` it."""
+        self.release(deleted=deleted)
         self.end(None)
 
     def drain(self, time_left: float) -> None:
@@ -512,10 +516,18 @@ class Sessions:
         return self._store is not None
 
     async def take_over(
-        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, client: str = ""
+        self,
+        session_id: str,
+        token: str,
+        key: ApiKey | None,
+        *,
+        last_output: int,
+        client: str = "",
+        waits: Callable[[], bool] = lambda: True,
     ) -> tuple[Session, list[ReceivedFrame]]:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
+        ``waits`` tells whether the client still does: one that gave up may have its session elsewhere by now.
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
         this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
         does, also if it cannot be continued here; EngineOverloaded if the store does not answer; and what ``admit``
@@ -530,12 +542,17 @@ class Sessions:
             living = self._living.get(session_id)
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
-                return self.claim(session_id, token, key), []
+                try:
+                    return self.claim(session_id, token, key), []
+                except SessionNotFound:
+                    # Or this process slept: another one has the session, and gave its client this token.
+                    if living.session.owner != key_name(key) or await living.session.is_still_kept_here():
+                        raise
             with store_errors():
                 taken = await self._store.take(
                     session_id,
                     force=True,
-                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token),
+                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token) and waits(),
                 )
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")

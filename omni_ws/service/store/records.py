@@ -4,8 +4,8 @@ A record is one session: a *clear part*, which is compared before anything is ha
 what happened since it. One commit appends at most one element to a log; the element holds all entries of that commit.
 
 **Fencing.** Each record has a fence number. Whoever takes a record raises it; a change that carries a lower number is
-refused (``LOST``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a process that
-slept meanwhile cannot bring it back; only a snapshot with that number can.
+refused (``LOST``, ``DELETED``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a
+process that slept meanwhile cannot bring it back; only a snapshot with that number can.
 
 **Gaps.** An element carries the number of the snapshot behind which it stands, and its place there. If the record is
 gone, has another snapshot, or a log of another length, the store has lost data (a server that came back without its
@@ -56,10 +56,12 @@ class ChangeOutcome(enum.Enum):
     """What became of a change."""
 
     KEPT = 0
-    #: Another process has the record, or it was deleted.
+    #: Another process has the record.
     LOST = 1
     #: The store lacks what the change builds on; see the module.
     GAP = 2
+    #: Another process deleted the record.
+    DELETED = 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,8 +95,7 @@ def read_clear(data: bytes, *, away: bool) -> ClearPart | None:
         return None
 
 
-@dataclass(slots=True, frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):  # made many times a second, and so sooner than a dataclass
     """What one commit does to one record, all or nothing."""
 
     session_id: str
@@ -171,10 +172,13 @@ class StoreBackend(Protocol):
         """Raise the fence number from ``fence`` by one and return what is there; None if the number is another now."""
 
     async def erase(self, session_id: str) -> bool:
-        """Delete a record whoever has it, and raise its fence number. Returns whether there was one."""
+        """Delete a record whoever has it, and raise its fence number. Returns whether there was one.
 
-    async def beat(self, holder: str) -> None:
-        """Write the sign of life of a process."""
+        The next ``beat`` of who has it tells of it.
+        """
+
+    async def beat(self, holder: str) -> Sequence[str]:
+        """Write the sign of life of a process. Returns the ids of its records that ``erase`` deleted, once each."""
 
     async def leave(self, holder: str) -> None:
         """Delete the sign of life of a process: others may take the records that it holds."""

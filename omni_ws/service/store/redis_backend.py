@@ -67,7 +67,10 @@ local fence, serial = tonumber(ARGV[1]), tonumber(ARGV[2])
 local clear, snapshot, element, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local held = redis.call('HMGET', record, 'fence', 'serial', 'gone', 'away')
 local before = tonumber(held[1] or '0')
-if before > fence then return 1 end
+if before > fence then
+  if held[3] == '1' then return 3 end
+  return 1
+end
 if clear ~= '' then
   if before == fence and tonumber(held[2]) >= serial then return 0 end
   local now = redis.call('TIME')[1]
@@ -115,14 +118,14 @@ local held = redis.call('HMGET', KEYS[1], 'snapshot', 'gone')
 if held[2] ~= '0' then return false end
 return {held[1], redis.call('LRANGE', KEYS[2], 0, -1)}
 """
-#: ARGV: expiry of the tombstone (ms).
+#: ARGV: expiry of the tombstone (ms). Returns who had the record.
 _ERASE: Final = """
-local held = redis.call('HMGET', KEYS[1], 'fence', 'gone')
-if held[2] ~= '0' then return 0 end
+local held = redis.call('HMGET', KEYS[1], 'fence', 'gone', 'holder')
+if held[2] ~= '0' then return false end
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[1], 'fence', tonumber(held[1]) + 1, 'serial', '0', 'gone', '1')
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return 1
+return held[3]
 """
 #: ARGV: the fence number that was seen.
 _DROP: Final = """
@@ -130,7 +133,9 @@ if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1], KEYS[2])
 """
 
-_OUTCOMES: Final = (ChangeOutcome.KEPT, ChangeOutcome.LOST, ChangeOutcome.GAP)
+#: How long a process that sleeps may still be told which of its records were deleted, and how many at a time.
+_UNTOLD_MS: Final = 60_000
+_TOLD_TOGETHER: Final = 1000
 
 
 class RedisBackend:
@@ -169,7 +174,7 @@ class RedisBackend:
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         async with _mapped():
             results = await self._run_together([self._commit_arguments(change) for change in changes])
-        return [_OUTCOMES[result] for result in results]
+        return [*map(ChangeOutcome, results)]
 
     async def find(self, session_id: str) -> FoundRecord | None:
         async with _mapped():
@@ -197,11 +202,17 @@ class RedisBackend:
 
     async def erase(self, session_id: str) -> bool:
         async with _mapped():
-            return bool(await self._run(_ERASE, session_id, _TOMBSTONE_MS))
+            holder = await self._run(_ERASE, session_id, _TOMBSTONE_MS)
+            if holder:
+                untold = _untold_key(holder.decode())
+                await self._client.sadd(untold, session_id)
+                await self._client.pexpire(untold, _UNTOLD_MS)
+            return holder is not None
 
-    async def beat(self, holder: str) -> None:
+    async def beat(self, holder: str) -> Sequence[str]:
         async with _mapped():
             await self._client.set(_holder_key(holder), b"1", px=round(HOLDER_EXPIRY_SEC * 1000))
+            return [erased.decode() for erased in await self._client.spop(_untold_key(holder), _TOLD_TOGETHER)]
 
     async def leave(self, holder: str) -> None:
         async with _mapped():
@@ -332,6 +343,11 @@ _TOMBSTONE_MS: Final = round(TOMBSTONE_SEC * 1000)
 
 def _holder_key(holder: str) -> str:
     return f"{_PREFIX}holder:{holder}"
+
+
+def _untold_key(holder: str) -> str:
+    """The key of the ids of records of ``holder`` that were deleted, and of which it was not told."""
+    return f"{_PREFIX}deleted:{holder}"
 
 
 def _contents(found: Any) -> Contents | None:

@@ -75,6 +75,7 @@ class Sealer:
         self._keys = {_form(key): key for key in keys}
         #: Tells who can read a record: its version and its key.
         self.form = next(iter(self._keys), str(RECORD_VERSION))
+        self.encrypts = bool(self._keys)
 
     def reads(self, form: str) -> bool:
         """Return whether records of this form can be read here."""

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -67,7 +68,7 @@ STOP_SEC: Final = 5.0
 #: Time between two signs of life of this process, and between two looks for what is too old or too much.
 BEAT_SEC: Final = 1.5
 PRUNE_SEC: Final = 60.0
-#: A commit has at most so many records, and ends with the one that goes beyond so many bytes.
+#: A commit has at most so many records, and ends with the one that goes beyond so many bytes, written or overwritten.
 MAX_CHANGES: Final = 256
 _MAX_COMMIT_BYTES: Final = 1 << 20
 #: What may be queued; beyond it the store counts as slow.
@@ -92,8 +93,11 @@ _entries = msgspec.msgpack.Decoder(list[bytes])
 class LeaseHolder(Protocol):
     """The session behind a lease. Its methods are called on the loop, and must neither wait nor raise."""
 
-    def lease_lost(self) -> None:
-        """Another process has the session, or it was deleted: end it, and tell nobody. Called once; nothing follows."""
+    def lease_lost(self, *, deleted: bool) -> None:
+        """The session is not this process's any more: end it. Called once; nothing follows.
+
+        Another process has it, and its client, who is told nothing; or another one ``deleted`` it.
+        """
 
     def store_degraded(self) -> None:
         """The session is not kept from now on, and what is settled is lost with this process: tell the client once.
@@ -132,7 +136,7 @@ class Lease:
     """The right to write to one record; made by ``SessionStore.begin`` and ``take``."""
 
     __slots__ = (
-        *("ended", "fence", "flying", "holder", "kind", "lost", "owner", "place", "queued"),
+        *("ended", "fence", "flying", "holder", "kind", "logged", "lost", "owner", "place", "queued"),
         *("seal", "serial", "session_id", "snapped_at", "whole"),
     )
 
@@ -155,6 +159,8 @@ class Lease:
         #: The number of the newest snapshot, and the elements behind it.
         self.serial = 0
         self.place = 0
+        #: Bytes of these elements, about.
+        self.logged = 0
         self.snapped_at = 0.0
         self.queued: _Queued | None = None
         #: What the current commit contains.
@@ -232,7 +238,7 @@ class SessionStore:
         """Open the store. One that cannot be reached is tried again; raises ConfigurationError for a bad setting."""
         try:
             await self._backend.open()
-            await self._backend.beat(self.process)
+            await self._give_sign()
         except StoreError as error:
             self._degrade(error.reason, str(error))
         except ConfigurationError:
@@ -385,7 +391,7 @@ class SessionStore:
         lease.whole = False
 
     async def delete(self, session_id: str, *, owner: str | None) -> bool:
-        """Delete the record of a session of this owner, wherever it is open; it ends there without a word.
+        """Delete the record of a session of this owner, wherever it is open; it ends there a moment later.
 
         Returns whether there was one. Compare tokens before (``peek``). Raises StoreError.
         """
@@ -394,7 +400,7 @@ class SessionStore:
             return False
         deleted = await self._answer(self._backend.erase, session_id)
         if (lease := self._leases.get(session_id)) is not None:
-            self._lose(lease)
+            self._lose(lease, deleted=True)
         return deleted
 
     async def _answer(self, question: Callable[..., Awaitable[T]], *arguments: str, **options: str | int) -> T:
@@ -509,14 +515,18 @@ class SessionStore:
                 continue
             lease.flying = queued
             size += queued.size
+            if queued.snapshot is not None or queued.end is StoreEnd.DELETE:
+                size += lease.logged  # which is overwritten
+                lease.logged = 0
+            else:
+                lease.logged += queued.size
             batch.append(lease)
         return batch
 
     async def _commit(self, batch: Sequence[Lease]) -> None:
-        size = sum(lease.flying.size for lease in batch if lease.flying is not None)
         numbers = [self._number(lease) for lease in batch]
         try:
-            if size > _SEALED_HERE_BYTES:
+            if self._sealed_bytes(batch) > _SEALED_HERE_BYTES:
                 changes = await run_work(Work.FILES, self._changes, batch, numbers)
             else:
                 changes = self._changes(batch, numbers)
@@ -529,6 +539,13 @@ class SessionStore:
             outcomes = [None] * len(batch)
         for lease, outcome in zip(batch, outcomes, strict=True):
             self._committed(lease, outcome)
+
+    def _sealed_bytes(self, batch: Sequence[Lease]) -> int:
+        """Return how many bytes of a commit are to be compressed or encrypted."""
+        flying = [lease.flying for lease in batch if lease.flying is not None]
+        if self._sealer.encrypts:
+            return sum(one.size for one in flying)
+        return sum(len(one.snapshot) for one in flying if one.snapshot is not None)
 
     def _number(self, lease: Lease) -> int:
         """Number the change that is to be committed; return the place of its element in the log."""
@@ -572,8 +589,8 @@ class SessionStore:
         flying, lease.flying = lease.flying, None
         assert flying is not None
         self._drop_data(flying)
-        if lease.lost or outcome is ChangeOutcome.LOST:
-            self._lose(lease)
+        if lease.lost or outcome in (ChangeOutcome.LOST, ChangeOutcome.DELETED):
+            self._lose(lease, deleted=outcome is ChangeOutcome.DELETED)
             _settle(flying, lost=True)
             return
         if outcome is ChangeOutcome.GAP and not lease.ended and not self.degraded:
@@ -599,7 +616,7 @@ class SessionStore:
             lease.queued.calls[:0] = flying.calls
             lease.queued.waiters += flying.waiters
 
-    def _lose(self, lease: Lease) -> None:
+    def _lose(self, lease: Lease, *, deleted: bool = False) -> None:
         """Note that the lease is lost, once."""
         if lease.lost:
             return
@@ -612,7 +629,7 @@ class SessionStore:
             _settle(lease.queued, lost=True)
             lease.queued = None
         if lease.holder is not None:
-            _guarded(lease.holder.lease_lost)
+            _guarded(partial(lease.holder.lease_lost, deleted=deleted))
 
     def _forget(self, lease: Lease) -> None:
         if self._leases.get(lease.session_id) is lease:
@@ -715,7 +732,7 @@ class SessionStore:
                     room = min(self._max_bytes, self._size.bytes * 9 // 10)
                     self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=room)
                 await self._backend.probe()
-                await self._backend.beat(self.process)
+                await self._give_sign()
             except Exception as error:
                 self.reason = error.reason if isinstance(error, StoreError) else GONE
                 logger.debug("the store of sessions", exc_info=error)
@@ -735,13 +752,19 @@ class SessionStore:
             del self._wanting[lease]
             _ask(lease)
 
+    async def _give_sign(self) -> None:
+        """Write that this process lives, and end the sessions that another one deleted."""
+        for session_id in await self._backend.beat(self.process):
+            if (lease := self._leases.get(session_id)) is not None:
+                self._lose(lease, deleted=True)
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SEC)
             if not self.degraded:
                 try:
                     with self._watched():
-                        await self._backend.beat(self.process)
+                        await self._give_sign()
                 except Exception as error:
                     self._failed(error)
 

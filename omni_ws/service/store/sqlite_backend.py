@@ -59,10 +59,13 @@ _LAYOUT: Final = 1
 _BUSY_SEC: Final = 5.0
 #: How long a checkpoint that empties the WAL may keep commits waiting for another process that reads the file.
 _TRUNCATE_SEC: Final = 0.05
-#: Bytes written after which a checkpoint begins; and pages of the WAL after which a commit does it, as the WAL only
-#: begins anew when nothing is written during a checkpoint.
-_CHECKPOINT_BYTES: Final = 4 << 20
-_LAST_CHECKPOINT_PAGES: Final = 16_000
+#: Two elements of speech of 100 ms fit a page, and a lone word of an answer does not write much more than itself.
+_PAGE_BYTES: Final = 8192
+#: Bytes written after which a checkpoint begins: a page that is overwritten meanwhile, as those of logs are by the next
+#: turn, goes to the file once. And bytes of the WAL after which a commit does it, as the WAL only begins anew when
+#: nothing is written during a checkpoint.
+_CHECKPOINT_BYTES: Final = 16 << 20
+_LAST_CHECKPOINT_BYTES: Final = 64 << 20
 #: Processes that gave no sign of life for so long are forgotten; one that wakes up makes itself known again.
 _FORGOTTEN_SEC: Final = 60.0
 #: Records that pruning deletes between two commits.
@@ -118,7 +121,8 @@ FROM json_each(:rows) AS j JOIN records AS r ON r.session_id = json_extract(j.va
 """
 _NAMED: Final = "session_id IN (SELECT value FROM json_each(:ids))"
 _CLEAR_PIECES: Final = f"DELETE FROM pieces WHERE record IN (SELECT id FROM records WHERE {_NAMED})"
-_BURY: Final = f"UPDATE records SET gone = 1, holder = '', clear = x'', away = NULL, changed = :now WHERE {_NAMED}"
+#: The tombstone names the process that is to be told of it, if any.
+_BURY: Final = f"UPDATE records SET gone = 1, holder = {{}}, clear = x'', away = NULL, changed = :now WHERE {_NAMED}"
 #: ``rows`` has session_id and fence of each.
 _RELEASE: Final = """
 UPDATE records SET holder = '' WHERE (session_id, fence) IN (
@@ -126,6 +130,9 @@ UPDATE records SET holder = '' WHERE (session_id, fence) IN (
 )
 """
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
+#: Tombstones that ``holder`` was not told of, since a time.
+_ERASED: Final = "SELECT session_id FROM records WHERE changed > :since AND gone AND holder = :holder"
+_TOLD: Final = f"UPDATE records SET holder = '' WHERE gone AND {_NAMED}"
 #: Records of no living holder, the oldest first.
 _LEFT: Final = f"""
 SELECT id, changed FROM records WHERE holder NOT IN ({_ALIVE}) AND NOT gone ORDER BY changed LIMIT :count
@@ -190,8 +197,8 @@ class SqliteBackend:
             self._empty_wal()
         return erased
 
-    async def beat(self, holder: str) -> None:
-        await self._do(self._beat, holder)
+    async def beat(self, holder: str) -> Sequence[str]:
+        return await self._do(self._beat, holder)
 
     async def leave(self, holder: str) -> None:
         await self._do(self._leave, holder)
@@ -269,6 +276,7 @@ class SqliteBackend:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         try:
+            database.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file alone
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
             (layout,) = database.execute("PRAGMA user_version").fetchone()
@@ -288,7 +296,7 @@ class SqliteBackend:
         (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
         database.execute(f"PRAGMA max_page_count = {max(16, self._max_bytes // page_bytes)}")
         database.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
-        database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_PAGES}")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_BYTES // page_bytes}")
         # What is deleted is overwritten. A snapshot takes the pages of the one before, so that costs little.
         database.execute("PRAGMA secure_delete = ON")
 
@@ -326,13 +334,16 @@ class SqliteBackend:
 
     def _write(self, database: sqlite3.Connection, changes: Sequence[Change]) -> None:
         now = self._clock()
-        data = bytearray()
+        contents: list[bytes] = []
+        end = 1
         records: list[tuple[object, ...]] = []
         pieces: list[tuple[object, ...]] = []
 
         def placed(content: bytes) -> tuple[int, int]:
-            data.extend(content)
-            return len(data) - len(content) + 1, len(content)
+            nonlocal end
+            contents.append(content)
+            end += len(content)
+            return end - len(content), len(content)
 
         for one in changes:
             if one.clear is not None and one.snapshot is not None:
@@ -342,6 +353,7 @@ class SqliteBackend:
                 pieces.append((one.session_id, 0, *placed(one.snapshot)))
             if one.element is not None:
                 pieces.append((one.session_id, one.place + 1, *placed(one.element)))
+        data = b"".join(contents)
         if records:
             database.execute(_REPLACE, {"rows": _json(records), "data": data, "now": now})
             database.execute(_CLEAR_PIECES, {"ids": _json([one[0] for one in records])})
@@ -352,11 +364,11 @@ class SqliteBackend:
         if released := [(one.session_id, one.fence) for one in changes if one.end is StoreEnd.RELEASE]:
             database.execute(_RELEASE, {"rows": _json(released)})
 
-    def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str]) -> None:
-        """Leave tombstones."""
+    def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str], *, untold: bool = False) -> None:
+        """Leave tombstones; ``untold``: of which the holder is told by ``beat``."""
         ids = _json(session_ids)
         database.execute(_CLEAR_PIECES, {"ids": ids})
-        database.execute(_BURY, {"ids": ids, "now": self._clock()})
+        database.execute(_BURY.format("holder" if untold else "''"), {"ids": ids, "now": self._clock()})
 
     def _find(self, session_id: str) -> FoundRecord | None:
         now = self._clock()
@@ -406,19 +418,25 @@ class SqliteBackend:
                 "UPDATE records SET fence = fence + 1 WHERE session_id = ? AND NOT gone", (session_id,)
             )
             if raised.rowcount:
-                self._bury(database, [session_id])
+                self._bury(database, [session_id], untold=True)
             return bool(raised.rowcount)
 
         return self._transaction(erase)
 
-    def _beat(self, holder: str) -> None:
+    def _beat(self, holder: str) -> Sequence[str]:
         if self._file != _identity(self._path):
             raise OSError("the file was deleted or replaced")
         self._lock(holder)
+        now = self._clock()
         self._open_database.execute(
             "INSERT INTO holders (holder, seen) VALUES (:holder, :now) ON CONFLICT (holder) DO UPDATE SET seen = :now",
-            {"holder": holder, "now": self._clock()},
+            {"holder": holder, "now": now},
         )
+        rows = self._open_database.execute(_ERASED, {"holder": holder, "since": now - _FORGOTTEN_SEC})
+        erased = [session_id for (session_id,) in rows]
+        if erased:
+            self._open_database.execute(_TOLD, {"ids": _json(erased)})
+        return erased
 
     def _leave(self, holder: str) -> None:
         self._open_database.execute("DELETE FROM holders WHERE holder = ?", (holder,))
@@ -522,7 +540,7 @@ def _outcome(
 ) -> ChangeOutcome:
     """Return what becomes of a change of a record in this state; None if there is none."""
     if fence is not None and fence > change.fence:
-        return ChangeOutcome.LOST
+        return ChangeOutcome.DELETED if gone else ChangeOutcome.LOST
     builds_on = (0, change.fence, change.serial, change.place)
     if change.snapshot is None and change.element is not None and (gone, fence, serial, newest) != builds_on:
         return ChangeOutcome.GAP

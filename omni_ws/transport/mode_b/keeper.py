@@ -23,14 +23,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
-from weakref import WeakValueDictionary
 
 import msgspec
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
 from omni_ws.core.request_input import InputState
-from omni_ws.errors import EngineFailed, InvalidRequest, OmniError, SessionExpired, SessionNotFound
+from omni_ws.errors import EngineFailed, InvalidRequest, OmniError, SessionExpired, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Gate
 from omni_ws.service.conversation.request import Request
@@ -207,8 +206,8 @@ class _Held(LeaseHolder, Gate):
 
     # the store
 
-    def lease_lost(self) -> None:
-        self._keeper.lose(self)
+    def lease_lost(self, *, deleted: bool) -> None:
+        self._keeper.lose(self, SessionNotFound("the session was deleted") if deleted else held_elsewhere())
 
     def store_degraded(self) -> None:
         self.behind = True
@@ -218,6 +217,18 @@ class _Held(LeaseHolder, Gate):
         self._keeper.rest(self)
 
 
+class _Fetch:
+    """A session that is sought in the store, for all who want it with the same key."""
+
+    def __init__(self) -> None:
+        #: How many wait for it.
+        self.users = 0
+        #: Done when its input begins to be fed again, as fast as the engine takes it.
+        self.feeds = asyncio.get_running_loop().create_future()
+        #: Ends with the session, or why there is none.
+        self.task: asyncio.Task[_Held | OmniError]
+
+
 class ModeBKeeper:
     """Finds the sessions of ``registry``, and keeps them in ``store``, if there is one: see the module."""
 
@@ -225,8 +236,8 @@ class ModeBKeeper:
         self.registry = registry
         self._store = store
         self._held: dict[str, _Held] = {}
-        #: By id, held while a session is sought in the store.
-        self._seeking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: The sessions that are sought in the store, by id and the name of the key that asks.
+        self._fetches: dict[tuple[str, str | None], _Fetch] = {}
         #: The ids of sessions whose input is fed again, as fast as the engine takes it.
         self._returning: set[str] = set()
         self._leaving = False
@@ -250,20 +261,21 @@ class ModeBKeeper:
         self._unuse(held)
 
     @asynccontextmanager
-    async def using(self, session_id: str, key: ApiKey | None, *, client: str) -> AsyncIterator[ModeBSession]:
+    async def using(
+        self, session_id: str, key: ApiKey | None, *, client: str, patience: float | None = None
+    ) -> AsyncIterator[ModeBSession]:
         """Find a session, here or in the store, for the block.
 
-        Raises what ``ModeBRegistry.get`` and ``restored`` raise; SessionConflict if another server has it, and
-        EngineOverloaded if the store does not answer.
+        A session whose input is fed again is waited for, as long as the engine takes; after ``patience`` seconds it is
+        given as it is, which ``is_returning`` tells, and is to be looked at only. Raises what ``ModeBRegistry.get`` and
+        ``restored`` raise; SessionConflict if another server has it, and EngineOverloaded if the store does not answer.
         """
-        held: _Held | None = None
-        if self._store is not None:
-            async with self._seeking.setdefault(session_id, asyncio.Lock()):
-                if (held := self._held.get(session_id)) is not None:
-                    held.users += 1
-                    held.stay()
-                else:
-                    held = await self._fetched(session_id, key, client, self._store)
+        held = self._held.get(session_id)
+        if held is not None:
+            held.users += 1
+            held.stay()
+        elif self._store is not None:
+            held = await self._sought(self._fetch(session_id, key, client, self._store), patience)
         try:
             yield self.registry.get(session_id, key)
         finally:
@@ -344,10 +356,10 @@ class ModeBKeeper:
         else:
             self._give_back(held)
 
-    def lose(self, held: _Held) -> None:
-        """End a session that another server has taken."""
+    def lose(self, held: _Held, error: OmniError) -> None:
+        """End a session that another server has taken, or deleted."""
         self.drop(held)
-        held.session.fail(held_elsewhere())
+        held.session.fail(error)
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
@@ -367,7 +379,66 @@ class ModeBKeeper:
 
     # taking
 
-    async def _fetched(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Held:
+    def is_returning(self, session: ModeBSession) -> bool:
+        """Whether the input of a session is still fed again."""
+        return session.id in self._returning
+
+    def _fetch(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Fetch:
+        """Return how a session is fetched from the store: one at a time, for all who want it, until it is here."""
+        name = session_id, key_name(key)
+        if (fetch := self._fetches.get(name)) is None:
+            fetch = self._fetches[name] = _Fetch()
+            call = self._fetch_for_all(fetch, session_id, key, client, store)
+            fetch.task = asyncio.create_task(call, name=f"fetch of {session_id}")
+            fetch.task.add_done_callback(lambda task: self._fetches.pop(name))
+        return fetch
+
+    async def _fetch_for_all(
+        self, fetch: _Fetch, session_id: str, key: ApiKey | None, client: str, store: SessionStore
+    ) -> _Held | OmniError:
+        try:
+            held = await self._fetched(fetch, session_id, key, client, store)
+        except OmniError as error:  # nobody may be left who waits
+            return error
+        held.users += fetch.users - 1
+        if not held.users:
+            self.rest(held)
+        return held
+
+    async def _sought(self, fetch: _Fetch, patience: float | None) -> _Held | None:
+        """Return what is fetched, which the caller uses; None if its input takes longer than ``patience`` to be fed."""
+        fetch.users += 1
+        try:
+            await asyncio.wait([fetch.task, fetch.feeds], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([fetch.task], timeout=patience)
+        except BaseException:
+            self._leave(fetch)
+            raise
+        if not fetch.task.done():
+            self._leave(fetch)
+            return None
+        if fetch.task.cancelled():
+            raise ShuttingDown("the server is shutting down")
+        found = fetch.task.result()
+        if isinstance(found, OmniError):
+            raise found
+        return found
+
+    def _leave(self, fetch: _Fetch) -> None:
+        """Wait no longer for what is fetched."""
+        fetch.users -= 1
+        task = fetch.task
+        if (
+            task.done()
+            and not task.cancelled()
+            and task.exception() is None
+            and isinstance(held := task.result(), _Held)
+        ):
+            self._unuse(held)
+
+    async def _fetched(
+        self, fetch: _Fetch, session_id: str, key: ApiKey | None, client: str, store: SessionStore
+    ) -> _Held:
         """Return a session from the store, which the caller uses."""
         found = await find_record(store, session_id, kind=MODE_B_KIND, key=key, token=None)
         if found.away_sec is not None:
@@ -376,16 +447,17 @@ class ModeBKeeper:
                 contents = await store.read(session_id)
             if contents is None:  # deleted meanwhile
                 raise SessionNotFound("session not found", param="session_id")
-            return await self._restored(store, contents[0], (), None, key, client)
+            return await self._restored(fetch, store, contents[0], (), None, key, client)
         taken = await take_record(store, session_id)
         try:
-            return await self._restored(store, taken.snapshot, taken.entries, taken.lease, key, client)
+            return await self._restored(fetch, store, taken.snapshot, taken.entries, taken.lease, key, client)
         except BaseException:
             store.release(taken.lease, delete=False)
             raise
 
     async def _restored(
         self,
+        fetch: _Fetch,
         store: SessionStore,
         snapshot: bytes,
         entries: tuple[bytes, ...],
@@ -400,6 +472,15 @@ class ModeBKeeper:
                 self._check_age(time.time() - max([kept.at, *(one.at for one in log if isinstance(one, _Fed))]))
             session = self.registry.restored(kept.session, key, client=client)
         self._returning.add(session.id)
+        fetch.feeds.set_result(None)
+        try:
+            return await self._fed_again(store, session, log, kept.session.key_name, lease)
+        finally:
+            self._returning.discard(session.id)
+
+    async def _fed_again(
+        self, store: SessionStore, session: ModeBSession, log: Sequence[_Entry], owner: str | None, lease: Lease | None
+    ) -> _Held:
         try:
             with refused_as_not_found():
                 await _go_through(session, log)
@@ -408,9 +489,7 @@ class ModeBKeeper:
         except BaseException:
             self.registry.discard(session)
             raise
-        finally:
-            self._returning.discard(session.id)
-        held = self._held[session.id] = _Held(self, store, session, kept.session.key_name, lease)
+        held = self._held[session.id] = _Held(self, store, session, owner, lease)
         held.users = 1
         if session.started or not session.live:  # what was made meanwhile is in no record
             held.snapshot()
@@ -439,6 +518,8 @@ class ModeBKeeper:
 
     def end_all(self, error: OmniError) -> None:
         """End every session here. Their records are as they were last written."""
+        for fetch in self._fetches.values():
+            fetch.task.cancel()
         for held in [*self._held.values()]:
             self.drop(held)
         self.registry.end_all(error)

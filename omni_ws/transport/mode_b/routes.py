@@ -71,6 +71,8 @@ SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.
 MAX_WAIT_SEC: Final = 60
 #: Sent with a 202: when to ask again for a result that is not complete.
+#: How long a status waits for a session whose input is fed again; then it tells how far that is.
+_STATUS_PATIENCE_SEC: Final = 1.0
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
@@ -160,8 +162,8 @@ class ModeBRoutes(FrontEnd):
             await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
-        """Respond with the state of a session, without waiting."""
-        async with self._session(exchange) as session:
+        """Respond with the state of a session, without waiting: that of the moment while its input is fed again."""
+        async with self._session(exchange, patience=_STATUS_PATIENCE_SEC) as session:
             await exchange.respond_json(200, self._status(session))
 
     async def delete(self, exchange: HttpExchange) -> None:
@@ -178,10 +180,19 @@ class ModeBRoutes(FrontEnd):
         For one object, wait for the end of the answer as long as ``?wait=`` says, and respond with 202 if it is not
         complete then.
         """
+        now, wait = asyncio.get_running_loop().time, _wait(exchange)
+        until = now() + wait
+        async with self._session(exchange, patience=wait) as session:
+            if not self._keeper.is_returning(session):
+                with session.reading():
+                    await self._write_result(exchange, session, max(0.0, until - now()))
+                return
+            if not _wants_events(exchange, session):
+                await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
+                return
         async with self._session(exchange) as session:
-            wait = _wait(exchange)
             with session.reading():
-                await self._write_result(exchange, session, wait)
+                await self._write_result(exchange, session, 0.0)
 
     async def _write_result(self, exchange: HttpExchange, session: ModeBSession, wait: float) -> None:
         if _wants_events(exchange, session):
@@ -211,11 +222,12 @@ class ModeBRoutes(FrontEnd):
         exchange.limit_input(self._sessions.admission.input_pace(key), Share(self._sessions.budget))
 
     @asynccontextmanager
-    async def _session(self, exchange: HttpExchange) -> AsyncIterator[ModeBSession]:
+    async def _session(self, exchange: HttpExchange, *, patience: float | None = None) -> AsyncIterator[ModeBSession]:
         """Find the session of the path, if it belongs to the key. Raises what ``ModeBKeeper.using`` raises."""
         key = self._authenticate(exchange)
         client = exchange.request.client
-        async with self._keeper.using(exchange.path_parameters["id"], key, client=client) as session:
+        session_id = exchange.path_parameters["id"]
+        async with self._keeper.using(session_id, key, client=client, patience=patience) as session:
             exchange.belongs_to(session.id)
             yield session
 

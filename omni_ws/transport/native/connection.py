@@ -331,6 +331,11 @@ class StreamConnection(PausedReading, ServerConnection):
         """Whether messages that are written now are sent."""
         return self.state is State.OPEN and not self.transport.is_closing()
 
+    @property
+    def has_peer(self) -> bool:
+        """Whether the peer is still there, as far as the kernel knows; what it sent last may not have been read."""
+        return self.is_open and hang_up(self.transport) is HangUp.UNKNOWN
+
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         """Send a whole message without waiting. The connection must be open."""
         protocol = self.protocol

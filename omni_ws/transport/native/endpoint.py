@@ -220,13 +220,13 @@ class StreamingInput(SessionFrontEnd):
         Returns None if a fresh session must follow, which is reported to the client: the session has discarded outputs
         that the client lacks, and is ended; or the store has none with this id and token that this server can read.
         """
-        resumes = self._sessions.metrics.resumes
+        resumes, peer = self._sessions.metrics.resumes, connection
         while True:
             try:
-                session, frames, outcome = await self._returned(returning, key, client)
+                session, frames, outcome = await self._returned(returning, key, client, waits=lambda: peer.has_peer)
             except SessionNotFound:
                 resumes.labels("refused").inc()
-                if not self._live.has_store:
+                if not self._live.has_store or not peer.has_peer:
                     raise
                 message = "no session to go on with is known by this session_id and resume_token; a new session follows"
                 _report(connection, ResyncRequired(message, param="session_id"))
@@ -255,17 +255,25 @@ class StreamingInput(SessionFrontEnd):
         return attachment
 
     async def _returned(
-        self, returning: Return, key: ApiKey | None, client: str
+        self, returning: Return, key: ApiKey | None, client: str, *, waits: Callable[[], bool]
     ) -> tuple[Session, list[ReceivedFrame], str]:
-        """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
+        """Return the session that a client returns to, frames that it is to receive again, and what became of it.
+
+        One that has given up this connection, as it took too long, finds nothing: another of its connections may have
+        the session, also if it was served first.
+        """
+        if not waits():
+            raise SessionNotFound("the client has gone", param="session_id")
         session_id, token = returning.session_id, returning.resume_token
         try:
             return self._live.claim(session_id, token, key), [], "resumed"
         except SessionNotFound:
             if not returning.resumable:
                 raise
-        last_output = returning.last_output
-        return *await self._live.take_over(session_id, token, key, last_output=last_output, client=client), "taken_over"
+        taken = await self._live.take_over(
+            session_id, token, key, last_output=returning.last_output, client=client, waits=waits
+        )
+        return *taken, "taken_over"
 
     def _tell(self, session: Session) -> None:
         """Have a client told of changes that it did not ask for."""

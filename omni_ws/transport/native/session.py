@@ -199,8 +199,9 @@ class WebSocketSession(WatchedPeer, Attachment):
             self._session.confirm_token()
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
-            if self._session.keeper is not None and type(frame) is not PingFrame:
-                self._session.keeper.receive(data, is_text=is_text, again=type(frame) is InputChunk)
+            if (keeper := self._session.keeper) is not None and type(frame) is not PingFrame:
+                whole = data if type(data) is bytes else bytes(data)
+                keeper.receive(whole, is_text=is_text, again=type(frame) is InputChunk)
             if type(frame) is InputChunk:
                 try:
                     self._configuration.check_chunk(frame)

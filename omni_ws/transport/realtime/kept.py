@@ -105,8 +105,8 @@ class ConversationRecord(LeaseHolder):
 
     # what the store tells, see LeaseHolder
 
-    def lease_lost(self) -> None:
-        self._session.lose()
+    def lease_lost(self, *, deleted: bool) -> None:
+        self._session.lose(deleted=deleted)
 
     def store_degraded(self) -> None:
         pass  # these clients are told nothing of what is kept

@@ -158,7 +158,8 @@ async def test_a_deleted_record_leaves_its_fence(made: Callable[[], StoreBackend
     assert await backend.read("sess_1") is None
     assert await backend.take("sess_1", fence=2, holder="a") is None
     assert not await backend.erase("sess_1")
-    assert [*await backend.commit([change(snapshot=b"back", serial=5)])] == [ChangeOutcome.LOST]
+    assert [*await backend.commit([change(snapshot=b"back", serial=5)])] == [ChangeOutcome.DELETED]
+    assert [*await backend.beat("b")] == []  # it knows
     # Its own holder may write it again.
     assert [*await other.commit([change(fence=2, serial=2, snapshot=b"three")])] == [ChangeOutcome.KEPT]
     assert await backend.read("sess_1") == Contents(b"three", ())
@@ -172,7 +173,10 @@ async def test_what_is_erased_is_lost_by_its_holder(backend: StoreBackend) -> No
     assert not await backend.erase("sess_1")
     assert not await backend.erase("sess_2")
     assert await backend.find("sess_1") is None
-    assert [*await backend.commit([change(snapshot=b"two", serial=2)])] == [ChangeOutcome.LOST]
+    assert [*await backend.commit([change(snapshot=b"two", serial=2)])] == [ChangeOutcome.DELETED]
+    assert [*await backend.beat("b")] == []
+    assert [*await backend.beat("a")] == ["sess_1"]
+    assert [*await backend.beat("a")] == []
 
 
 async def test_a_record_is_held_while_its_holder_lives(made: Callable[[], StoreBackend], backend: StoreBackend) -> None:

@@ -55,8 +55,8 @@ class Holder:
         lease.holder = self
         self.snapshot()
 
-    def lease_lost(self) -> None:
-        self.told.append("lost")
+    def lease_lost(self, *, deleted: bool) -> None:
+        self.told.append("deleted" if deleted else "lost")
 
     def store_degraded(self) -> None:
         self.told.append("degraded")
@@ -169,7 +169,7 @@ async def test_a_server_without_memory_is_full_and_records_stay_whole(tmp_path: 
         # Deleting needs no memory.
         assert await backend.erase("sess_1")
         assert await server.ask("CONFIG", "SET", "maxmemory", "0") == b"+OK"
-        assert [*await backend.commit([snapshot("sess_1", b"x", serial=9)])] == [ChangeOutcome.LOST]
+        assert [*await backend.commit([snapshot("sess_1", b"x", serial=9)])] == [ChangeOutcome.DELETED]
 
 
 async def test_records_and_tombstones_expire(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class Holder:
         self.state = b"state"
         lease.holder = self
 
-    def lease_lost(self) -> None:
-        self.told.append("lost")
+    def lease_lost(self, *, deleted: bool) -> None:
+        self.told.append("deleted" if deleted else "lost")
 
     def store_degraded(self) -> None:
         self.told.append("degraded")
@@ -148,6 +148,18 @@ async def test_a_snapshot_takes_the_place_of_what_is_queued(shared: FakeStore, s
     await store.settle(holder.lease)
     assert await store.read("sess_1") == (b"newer", (b"after",))
     assert shared.changes[0].snapshot == packed(b"newer")
+
+
+async def test_a_commit_is_bounded_in_what_it_overwrites(shared: FakeStore, store: SessionStore) -> None:
+    holders = [await kept(store, f"sess_{number}") for number in range(4)]
+    for holder in holders:
+        store.append(holder.lease, bytes(session_store._MAX_COMMIT_BYTES // 2))
+        await store.settle(holder.lease)
+    before = shared.commits
+    for holder in holders:
+        store.release(holder.lease, delete=True)
+    await asyncio.gather(*(store.settle(holder.lease) for holder in holders))
+    assert shared.commits == before + 2
 
 
 async def test_a_commit_is_bounded_in_records(shared: FakeStore, store: SessionStore) -> None:
@@ -353,11 +365,15 @@ async def test_only_the_owner_deletes_and_the_session_ends_where_it_is(shared: F
         assert not await other.delete("sess_1", owner="anna")
         store.append(holder.lease, b"late")
         await store.settle(holder.lease)
-        assert holder.told == ["lost"]
+        assert holder.told == ["deleted"]
         assert await store.peek("sess_1") is None
+        resting = await kept(store, "sess_3")
+        assert await other.delete("sess_3", owner="anna")
+        await asyncio.sleep(session_store.BEAT_SEC)
+        assert resting.told == ["deleted"]
     own = await kept(store, "sess_2")
     assert await store.delete("sess_2", owner="anna")
-    assert own.told == ["lost"]
+    assert own.told == ["deleted"]
 
 
 # What cannot be read.

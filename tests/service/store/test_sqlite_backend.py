@@ -146,7 +146,7 @@ async def test_a_file_that_is_deleted_is_made_anew_with_all_sessions(tmp_path: P
         told: list[str] = []
 
         class Holder:
-            def lease_lost(self) -> None:
+            def lease_lost(self, *, deleted: bool) -> None:
                 told.append("lost")
 
             def store_degraded(self) -> None:

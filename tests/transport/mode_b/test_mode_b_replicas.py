@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.live_server import LiveServer, live_server
-from support.mode_b_client import ModeBSession, create, text
+from support.mode_b_client import EVENTS, ModeBSession, create, text
 from support.part_engines import CountingEngine
 from support.raw_http import call
 from support.reined_engine import ReinedEngine, Reins
@@ -69,7 +69,9 @@ async def test_a_session_that_another_server_has_is_a_conflict_to_be_tried_again
 
 
 @pytest.mark.counts_passes  # the engine begins within a pass, and its pace counts from then on
-async def test_a_session_that_comes_back_at_the_pace_of_its_engine_is_cancelled_at_once(tmp_path: Path) -> None:
+async def test_a_session_that_comes_back_at_the_pace_of_its_engine_is_told_of_and_cancelled_at_once(
+    tmp_path: Path,
+) -> None:
     kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
     idle = CountingEngine(gate=asyncio.Event())
     async with (
@@ -81,13 +83,23 @@ async def test_a_session_that_comes_back_at_the_pace_of_its_engine_is_cancelled_
             await here.append(*(text("y" * (1 << 16), number) for number in range(begin, begin + 40)))
         await first.until(lambda: len(first.app.registry) == 0)  # it is given back
         there = at(second, here)
-        status = asyncio.create_task(there.status())
+        more = asyncio.create_task(there.call("POST", "/chunks", {"chunks": [text("z", 81)]}))
         await second.until(lambda: second.held_bytes > 1 << 20)
         other = at(second, here, TWO)
+        assert (await other.call("GET")).status == 404
         assert (await other.call("DELETE")).status == 404
-        assert not status.done()
+        status = await there.status()
+        assert (status["state"], 0 < status["next_sequence_id"] < 81) == ("started", True)
+        result = await there.result(wait=None)
+        assert (result.status, result.json()["state"]) == (202, "started")
+        events = asyncio.create_task(there.call("GET", "/result", None, EVENTS))
+        await there.status()
+        assert not more.done()  # as it waits whenever the engine is behind
+        assert not events.done()
         assert await there.delete() == 204
-        assert (await status)["state"] == "cancelled"
+        assert (await more).status == 409
+        await events
+        assert (await there.status())["state"] == "cancelled"
         assert (await here.status())["state"] == "cancelled"
 
 

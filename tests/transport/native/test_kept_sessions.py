@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,11 @@ async def refused(server: LiveServer, wanted: str, param: str, **options: Any) -
         assert (error["code"], error["param"]) == ("resync_required", param)
         assert (await client.receive())["type"] == "session_created"
         await client.connection.close()
+
+
+def keeps(server: LiveServer) -> bool:
+    store = server.app.sessions.store
+    return store is not None and not store.degraded
 
 
 async def quiet(client: NativeClient) -> list[str]:
@@ -230,6 +236,27 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             assert (await third.answer()).text == "hello"
             # Now the client was heard with its new token.
             await refused(second, query(client, last_output=-1), "session_id")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_connection_that_its_client_gave_up_takes_nothing(shared: FakeStore) -> None:
+    """Its server was slow, and the client has its session by another connection meanwhile."""
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as slow,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        shared.delay_sec = 1
+        async with connecting(slow, query(client)) as late:
+            late.transport.abort()
+            refused = slow.app.sessions.metrics.resumes.labels("refused")
+            await slow.until(lambda: refused._value.get() == 1, "the end of the late attempt")
+        shared.delay_sec = 0
+        assert shared.records[client.created["session_id"]].fence == 1
+        await client.chunk("still here")
+        assert "session_closing" not in await quiet(client)
+        assert slow.sessions == 0
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
@@ -456,6 +483,31 @@ async def test_a_server_that_slept_says_nothing_more(shared: FakeStore) -> None:
         assert record.fence == 2
 
 
+@pytest.mark.parametrize("store", ["works", "is gone"])
+async def test_a_server_that_slept_takes_its_session_back(shared: FakeStore, store: str) -> None:
+    """Its own copy knows nothing of the token that the other server gave."""
+    async with (
+        live_server(streaming_input=KEEPS) as slept,
+        live_server(streaming_input=KEEPS) as awake,
+        native_client(slept) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        async with resumed(awake, client) as again:
+            await again.say("one")
+            assert (await again.answer()).text == "one"
+            if store == "is gone":
+                shared.gone = True
+                async with native_client(slept, query=query(again), greeted=False) as early:
+                    assert (await early.error())["code"] == "engine_overloaded"  # to be asked again
+                shared.gone = False
+                for server in (slept, awake):
+                    await server.until(partial(keeps, server), "its store")
+            async with resumed(slept, again) as back:
+                await back.say("two")
+                assert (await back.answer()).text == "two"
+                assert await client.closed() == 4409
+
+
 async def test_what_ends_is_deleted(shared: FakeStore) -> None:
     async with live_server(streaming_input=KEEPS) as server:
         async with native_client(server) as client:
@@ -670,8 +722,8 @@ async def test_the_length_of_a_session_counts_from_its_beginning(
 # deletion
 
 
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
-async def test_its_owner_deletes_a_session(shared: FakeStore, where: str) -> None:
+@pytest.mark.parametrize(("where", "how"), [("here", "at rest"), ("elsewhere", "at rest"), ("elsewhere", "at work")])
+async def test_its_owner_deletes_a_session(shared: FakeStore, where: str, how: str) -> None:
     keys = (ALICE, BOB)
     alice, bob = "Authorization: Bearer alice", "Authorization: Bearer bob"
     async with (
@@ -691,14 +743,12 @@ async def test_its_owner_deletes_a_session(shared: FakeStore, where: str) -> Non
         assert (await call(asked.port, "DELETE", path, None, alice)).status == 204
         record = shared.records[session_id]
         assert (record.gone, record.snapshot, record.log) == (True, b"", [])
-        if where == "elsewhere":
+        if how == "at work":
             with contextlib.suppress(Exception):
-                await client.chunk("more")  # its server learns of it as it writes
-            assert await client.closed() == 4409
-        else:
-            closing = await client.until("session_closing")
-            assert (closing["reason"], closing["retryable"]) == ("deleted", False)
-            assert await client.closed() == 4404
+                await client.chunk("more")  # its server learns of it as it writes, or else a moment later
+        closing = await client.until("session_closing")
+        assert (closing["reason"], closing["retryable"]) == ("deleted", False)
+        assert await client.closed() == 4404
         assert (await call(asked.port, "DELETE", path, None, alice)).status == 404
 
 
