@@ -194,6 +194,13 @@ class Talker:
     # hearing
 
     async def _read(self, session: ClientSession) -> None:
+        try:
+            await self._hear(session)
+        finally:
+            async with self._fewer:  # whoever waits for an end of a turn
+                self._fewer.notify_all()
+
+    async def _hear(self, session: ClientSession) -> None:
         async for event in session.events():
             match event:
                 case TextChunk(text=text):
@@ -209,6 +216,7 @@ class Talker:
                 case _:
                     self._note_server(session)
                     self._notice(event, session.session_id)
+        await session.ping()  # which raises why the session has ended
 
     def _notice(self, event: Event, session_id: str) -> None:
         """Take what is said of the session."""

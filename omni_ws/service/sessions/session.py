@@ -12,7 +12,9 @@ and gaps are counted from the moment of the resume.
 
 **Tokens.** Each connection is given a token for the next one. Resuming spends the token, and the new one is in the
 first frame over the new connection, which may be lost before that frame arrives. So the spent token is accepted until
-the client is heard over the new connection. The session keeps digests of both, never the tokens.
+the client is heard over the new connection. The session keeps digests of both, never the tokens. Another server that is
+shown a spent token asks whether the client is still there: it may have given this attempt up, have gone on over another
+connection, and would lose its session to nobody.
 
 **The end.** ``end`` sets the reason; ``run`` then stops the answers, lets the connection send what is left, and waits
 until it is gone. ``drain`` ends the session in order: requests that are open get their answers first, and a client that
@@ -26,7 +28,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +54,8 @@ from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.keeper import Keeper, ReceivedFrame, read_entries
-from omni_ws.service.sessions.records import admits, store_errors, token_digest
+from omni_ws.service.sessions.records import admits, is_spent, store_errors, token_digest
+from omni_ws.service.store.records import ClearPart
 from omni_ws.service.store.session_store import Lease, SessionStore
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
@@ -515,15 +518,38 @@ class Sessions:
         return self._store is not None
 
     async def take_over(
-        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, client: str = ""
+        self,
+        session_id: str,
+        token: str,
+        key: ApiKey | None,
+        *,
+        last_output: int,
+        answers: Callable[[], Awaitable[bool]],
+        client: str = "",
     ) -> tuple[Session, list[ReceivedFrame]]:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
+        ``answers`` asks the client for a sign of life, and returns whether there was one: see the module, Tokens.
+
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
         this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
-        does, also if it cannot be continued here; EngineOverloaded if the store does not answer; and what ``admit``
-        raises.
+        does, also if it cannot be continued here; SessionTimeout if the client does not answer; EngineOverloaded if the
+        store does not; and what ``admit`` raises.
         """
+        for heard in (False, True):
+            continued = await self._take_over(
+                session_id, token, key, last_output=last_output, heard=heard, client=client
+            )
+            if continued is not None:
+                return continued
+            if not await answers():
+                break
+        raise SessionTimeout("the client does not answer")
+
+    async def _take_over(
+        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, heard: bool, client: str
+    ) -> tuple[Session, list[ReceivedFrame]] | None:
+        """Do what ``take_over`` does. Returns None, having done nothing, if the client has to be ``heard`` before."""
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
         # First, since who waits long for room may have gone on elsewhere meanwhile.
@@ -534,12 +560,18 @@ class Sessions:
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
                 return self.claim(session_id, token, key), []
+            doubtful = False
+
+            def may_have(clear: ClearPart) -> bool:
+                nonlocal doubtful
+                admitted = clear.kind == self._origin and admits(clear, key, token)
+                doubtful = admitted and not heard and is_spent(clear, token)
+                return admitted and not doubtful
+
             with store_errors():
-                taken = await self._store.take(
-                    session_id,
-                    force=True,
-                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token),
-                )
+                taken = await self._store.take(session_id, force=True, admits=may_have)
+            if doubtful:
+                return None
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
             if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back

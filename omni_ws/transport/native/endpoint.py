@@ -48,6 +48,7 @@ from omni_ws.wire.server_frames import (
     Part,
     Parts,
     SessionCreatedFrame,
+    SessionKeptFrame,
     SessionLimits,
     encode_frame,
     error_frame,
@@ -255,7 +256,7 @@ class StreamingInput(SessionFrontEnd):
         resumes = self._sessions.metrics.resumes
         while True:
             try:
-                session, frames, outcome = await self._returned(returning, key, client)
+                session, frames, outcome = await self._returned(connection, returning, key, client)
             except SessionNotFound:
                 resumes.labels("refused").inc()
                 if not self._live.has_store:
@@ -287,7 +288,7 @@ class StreamingInput(SessionFrontEnd):
         return attachment
 
     async def _returned(
-        self, returning: Return, key: ApiKey | None, client: str
+        self, connection: StreamConnection, returning: Return, key: ApiKey | None, client: str
     ) -> tuple[Session, list[ReceivedFrame], str]:
         """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
         session_id, token = returning.session_id, returning.resume_token
@@ -296,8 +297,10 @@ class StreamingInput(SessionFrontEnd):
         except SessionNotFound:
             if not returning.resumable:
                 raise
-        last_output = returning.last_output
-        return *await self._live.take_over(session_id, token, key, last_output=last_output, client=client), "taken_over"
+        session, frames = await self._live.take_over(
+            session_id, token, key, last_output=returning.last_output, client=client, answers=connection.answers
+        )
+        return session, frames, "taken_over"
 
     def _tell(self, session: Session) -> None:
         """Have a client told of changes that it did not ask for."""
@@ -363,7 +366,7 @@ class StreamingInput(SessionFrontEnd):
         """Tell the client whether the session is kept in the store."""
         if session.is_open:
             config = session.conversation.configuration.effective
-            session.outbox.put_nowait(updated_frame(config, resumable=resumable))
+            session.outbox.put_nowait(updated_frame(config, kind=SessionKeptFrame, resumable=resumable))
             session.outbox.put_nowait(structs.replace(session.conversation.take_ack(), resumable=resumable))
 
     def _parts(self) -> Parts:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from support.fake_store import FakeBackend, FakeStore
 from support.live_server import LiveServer, live_server
-from support.native_client import NativeClient, connecting, native_client
+from support.native_client import NativeClient, connecting, frame_bytes, native_client, raw_websocket, text
 from support.raw_http import call
+from websockets.frames import Opcode
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import ToolCallFragment
@@ -230,6 +231,41 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             assert (await third.answer()).text == "hello"
             # Now the client was heard with its new token.
             await refused(second, query(client, last_output=-1), "session_id")
+
+
+@pytest.mark.parametrize("late_client", ["is gone", "is mute", "answers"])
+async def test_an_attempt_that_was_given_up_takes_no_session(shared: FakeStore, late_client: str) -> None:
+    """A client that got no answer in time goes on by another connection; then the slow server looks at the first."""
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as slow,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        wanted = query(client)
+        client.gone()
+        (record,) = shared.records.values()
+        async with raw_websocket(first, query=wanted) as current, raw_websocket(slow, query=wanted) as late:
+            await current.until("session_resumed")  # and does not answer the ping behind it, so its token stays good
+            assert await late.frame() == (Opcode.PING, b"call")
+            if late_client == "answers":  # and so is the one that counts
+                await late.send(frame_bytes(Opcode.PONG, b"call"))
+                await late.until("session_resumed")
+                (living,) = slow.native._live._living.values()
+                await late.send(frame_bytes(Opcode.PING))
+                while (await late.frame())[0] is not Opcode.PONG:
+                    pass
+                assert living.session.spent_token is not None  # that pong does not tell that it has its new token
+                assert record.fence == 2
+                return
+            if late_client == "is gone":
+                late.reset()
+                await slow.until(lambda: not slow.connections, "its absence")
+            else:
+                assert await late.close_code() == 4408
+            await current.send(text("ping", t=1))
+            await current.until("pong")
+            assert (record.fence, slow.sessions) == (1, 0)
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
@@ -586,6 +622,23 @@ async def test_whoever_comes_back_while_the_store_fails_is_told_so(
             assert (await again.until("session_updated"))["resumable"] is False
             shared.gone = False
             assert (await again.until("session_updated"))["resumable"] is True
+
+
+async def test_what_was_told_of_the_store_is_not_told_again_elsewhere(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        shared.gone = True
+        await client.chunk("fails")
+        assert (await client.until("session_updated"))["resumable"] is False
+        shared.gone = False
+        assert (await client.until("session_updated"))["resumable"] is True
+        await client.barrier()
+        client.gone()
+        async with resumed(second, client) as again:
+            assert "session_updated" not in await quiet(again)
 
 
 async def test_whoever_was_away_is_told_what_became_of_the_store(shared: FakeStore) -> None:
