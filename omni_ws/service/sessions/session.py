@@ -536,20 +536,6 @@ class Sessions:
         does, also if it cannot be continued here; SessionTimeout if the client does not answer; EngineOverloaded if the
         store does not; and what ``admit`` raises.
         """
-        for heard in (False, True):
-            continued = await self._take_over(
-                session_id, token, key, last_output=last_output, heard=heard, client=client
-            )
-            if continued is not None:
-                return continued
-            if not await answers():
-                break
-        raise SessionTimeout("the client does not answer")
-
-    async def _take_over(
-        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, heard: bool, client: str
-    ) -> tuple[Session, list[ReceivedFrame]] | None:
-        """Do what ``take_over`` does. Returns None, having done nothing, if the client has to be ``heard`` before."""
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
         # First, since who waits long for room may have gone on elsewhere meanwhile.
@@ -560,18 +546,16 @@ class Sessions:
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
                 return self.claim(session_id, token, key), []
-            doubtful = False
 
-            def may_have(clear: ClearPart) -> bool:
-                nonlocal doubtful
-                admitted = clear.kind == self._origin and admits(clear, key, token)
-                doubtful = admitted and not heard and is_spent(clear, token)
-                return admitted and not doubtful
+            async def may_have(clear: ClearPart) -> bool:
+                if clear.kind != self._origin or not admits(clear, key, token):
+                    return False
+                if is_spent(clear, token) and not await answers():
+                    raise SessionTimeout("the client does not answer")
+                return True
 
             with store_errors():
                 taken = await self._store.take(session_id, force=True, admits=may_have)
-            if doubtful:
-                return None
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
             if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back

@@ -212,7 +212,7 @@ _EMPTY_PING: Final = bytes((_FIN | Opcode.PING, 0))
 #: The ping of ``answers``, whose pong has the same payload.
 _CALL: Final = bytes((_FIN | Opcode.PING, 4)) + b"call"
 #: Time for that pong.
-ANSWER_SEC: Final = 10.0
+ANSWER_SEC: Final = 5.0
 #: The first bytes of whole messages, and of all frames that are taken here.
 _MESSAGES: Final = frozenset({_TEXT, _BINARY})
 _USUAL: Final = _MESSAGES | {_FIN | opcode for opcode in CTRL_OPCODES}
@@ -337,10 +337,15 @@ class StreamConnection(PausedReading, ServerConnection):
         return self.state is State.OPEN and not self.transport.is_closing()
 
     async def answers(self) -> bool:
-        """Ping a peer that has no session yet. Returns whether it sent anything before it was gone, and in time."""
+        """Ping a peer that has no session yet. Returns whether it sent anything before it was gone, and in time.
+
+        Only the first call counts. Another one returns False: what had led to the first was overtaken by others.
+        """
+        if self._answer is not None:
+            return False
+        self._answer = self.loop.create_future()
         if self.is_open and not self._pending:
             self.transport.write(_CALL)
-            self._answer = self.loop.create_future()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_SEC):
                     await self._answer

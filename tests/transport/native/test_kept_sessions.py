@@ -233,9 +233,19 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             await refused(second, query(client, last_output=-1), "session_id")
 
 
-@pytest.mark.parametrize("late_client", ["is gone", "is mute", "answers"])
-async def test_an_attempt_that_was_given_up_takes_no_session(shared: FakeStore, late_client: str) -> None:
+@pytest.mark.parametrize("late_client", ["is gone", "is gone, and was seen before", "is mute", "answers"])
+async def test_an_attempt_that_was_given_up_takes_no_session(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, late_client: str
+) -> None:
     """A client that got no answer in time goes on by another connection; then the slow server looks at the first."""
+    take, looks, goes_on = FakeBackend.take, asyncio.Event(), asyncio.Event()
+
+    async def slowly(backend: FakeBackend, session_id: str, **options: Any) -> Any:
+        looks.set()
+        await goes_on.wait()
+        return await take(backend, session_id, **options)
+
+    monkeypatch.setattr(FakeBackend, "take", slowly)
     async with (
         live_server(streaming_input=KEEPS) as first,
         live_server(streaming_input=KEEPS) as slow,
@@ -244,8 +254,15 @@ async def test_an_attempt_that_was_given_up_takes_no_session(shared: FakeStore, 
         await client.barrier()
         wanted = query(client)
         (record,) = shared.records.values()
-        async with raw_websocket(first, query=wanted) as current, raw_websocket(slow, query=wanted) as late:
+        async with contextlib.AsyncExitStack() as stack:
+            if late_client.endswith("before"):
+                late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
+                await looks.wait()
+            current = await stack.enter_async_context(raw_websocket(first, query=wanted))
             await current.until("session_resumed")  # and does not answer the ping behind it, so its token stays good
+            goes_on.set()
+            if not late_client.endswith("before"):
+                late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
             assert await late.frame() == (Opcode.PING, b"call")
             if late_client == "answers":
                 await late.send(frame_bytes(Opcode.PONG, b"call"))
@@ -255,7 +272,7 @@ async def test_an_attempt_that_was_given_up_takes_no_session(shared: FakeStore, 
                 while (await late.frame())[0] is not Opcode.PONG:
                     pass
                 assert living.session.spent_token is not None  # that pong does not tell that it has its new token
-            elif late_client == "is gone":
+            elif late_client.startswith("is gone"):
                 late.reset()
                 await slow.until(lambda: not slow.connections, "its absence")
             else:
@@ -606,8 +623,8 @@ async def test_whoever_comes_back_while_the_store_fails_is_told_so(
 ) -> None:
     take = FakeBackend.take
 
-    async def last(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> Any:
-        contents = await take(backend, session_id, fence=fence, holder=holder)
+    async def last(backend: FakeBackend, session_id: str, **options: Any) -> Any:
+        contents = await take(backend, session_id, **options)
         shared.gone = True
         return contents
 
