@@ -12,9 +12,11 @@ and gaps are counted from the moment of the resume.
 
 **Tokens.** Each connection is given a token for the next one. Resuming spends the token, and the new one is in the
 first frame over the new connection, which may be lost before that frame arrives. So the spent token is accepted until
-the client is heard over the new connection. The session keeps digests of both, never the tokens. Another server that is
-shown a spent token asks whether the client is still there: it may have given this attempt up, have gone on over another
-connection, and would lose its session to nobody.
+the client is heard over the new connection. The session keeps digests of both, never the tokens.
+
+With a store, who shows a spent token has to answer a ping first: the client may have given this attempt up and gone on
+over another connection, before a slow server, or a front that tries others, came to it. It would lose its session to
+nobody.
 
 **The end.** ``end`` sets the reason; ``run`` then stops the answers, lets the connection send what is left, and waits
 until it is gone. ``drain`` ends the session in order: requests that are open get their answers first, and a client that
@@ -153,6 +155,10 @@ class Session:
         current = hmac.compare_digest(presented, self._token)
         spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
         return self.resumable and (current or spent)
+
+    def has_spent(self, token: str) -> bool:
+        """Return whether another connection came with this token, over which the client was not heard yet."""
+        return self.spent_token is not None and hmac.compare_digest(token_digest(token), self.spent_token)
 
     def spend(self, token: str) -> None:
         """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
@@ -442,6 +448,7 @@ def restore(session: Session, saved: SavedSession, told: Sequence[ToldOutput] = 
 
 
 _NO_SESSION: Final = "no session to resume with this session_id and resume_token"
+_NO_ANSWER: Final = "the client does not answer, or has come over another connection meanwhile"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -545,13 +552,13 @@ class Sessions:
             living = self._living.get(session_id)
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
-                return self.claim(session_id, token, key), []
+                return await self.claim_alive(session_id, token, key, answers=answers), []
 
             async def may_have(clear: ClearPart) -> bool:
                 if clear.kind != self._origin or not admits(clear, key, token):
                     return False
                 if is_spent(clear, token) and not await answers():
-                    raise SessionTimeout("the client does not answer")
+                    raise SessionTimeout(_NO_ANSWER)
                 return True
 
             with store_errors():
@@ -641,6 +648,17 @@ class Sessions:
             living.session.spend(token)
             return living.session
         raise SessionNotFound(_NO_SESSION, param="session_id")
+
+    async def claim_alive(
+        self, session_id: str, token: str, key: ApiKey | None, *, answers: Callable[[], Awaitable[bool]]
+    ) -> Session:
+        """Do what ``claim`` does; who shows a spent token of a session in a store has to answer, see ``take_over``."""
+        living = self._living.get(session_id)
+        if self._store is not None and living is not None and living.session.has_spent(token):
+            before = living.session.digests
+            if not await answers() or living.session.digests != before:  # meanwhile, its client came or was heard
+                raise SessionTimeout(_NO_ANSWER)
+        return self.claim(session_id, token, key)
 
     async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
         """End a session, wherever it is, and delete what the store has of it.

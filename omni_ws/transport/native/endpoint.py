@@ -293,7 +293,7 @@ class StreamingInput(SessionFrontEnd):
         """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
         session_id, token = returning.session_id, returning.resume_token
         try:
-            return self._live.claim(session_id, token, key), [], "resumed"
+            return await self._live.claim_alive(session_id, token, key, answers=connection.answers), [], "resumed"
         except SessionNotFound:
             if not returning.resumable:
                 raise

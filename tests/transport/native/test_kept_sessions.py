@@ -233,11 +233,20 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             await refused(second, query(client, last_output=-1), "session_id")
 
 
-@pytest.mark.parametrize("late_client", ["is gone", "is gone, and was seen before", "is mute", "answers"])
+LATE = {
+    "elsewhere": ["is gone", "is gone, and was seen before", "is mute", "answers"],
+    "there": ["is gone", "is mute", "answers"],
+}
+
+
+@pytest.mark.parametrize(("where", "late_client"), [(where, late) for where, some in LATE.items() for late in some])
 async def test_an_attempt_that_was_given_up_takes_no_session(
-    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, late_client: str
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, where: str, late_client: str
 ) -> None:
-    """A client that got no answer in time goes on by another connection; then the slow server looks at the first."""
+    """A client that got no answer in time goes on by another connection; then a slow server looks at the first.
+
+    That may be the same server, as a front may have tried others before.
+    """
     take, looks, goes_on = FakeBackend.take, asyncio.Event(), asyncio.Event()
 
     async def slowly(backend: FakeBackend, session_id: str, **options: Any) -> Any:
@@ -248,41 +257,43 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
     monkeypatch.setattr(FakeBackend, "take", slowly)
     async with (
         live_server(streaming_input=KEEPS) as first,
-        live_server(streaming_input=KEEPS) as slow,
+        live_server(streaming_input=KEEPS) as other,
         native_client(first) as client,
+        contextlib.AsyncExitStack() as stack,
     ):
+        slow = first if where == "there" else other
         await client.barrier()
         wanted = query(client)
         (record,) = shared.records.values()
-        async with contextlib.AsyncExitStack() as stack:
-            if late_client.endswith("before"):
-                late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
-                await looks.wait()
-            current = await stack.enter_async_context(raw_websocket(first, query=wanted))
-            await current.until("session_resumed")  # and does not answer the ping behind it, so its token stays good
-            goes_on.set()
-            if not late_client.endswith("before"):
-                late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
-            assert await late.frame() == (Opcode.PING, b"call")
-            if late_client == "answers":
-                await late.send(frame_bytes(Opcode.PONG, b"call"))
-                await late.until("session_resumed")
-                (living,) = slow.native._live._living.values()
-                await late.send(frame_bytes(Opcode.PING))
-                while (await late.frame())[0] is not Opcode.PONG:
-                    pass
-                assert living.session.spent_token is not None  # that pong does not tell that it has its new token
-            elif late_client.startswith("is gone"):
-                late.reset()
-                await slow.until(lambda: not slow.connections, "its absence")
-            else:
-                assert await late.close_code() == 4408
-            has_it, server = (late, slow) if late_client == "answers" else (current, first)
-            await has_it.send(text("ping", t=1))
-            await has_it.until("pong")
-            assert (record.fence, slow.sessions) == ((2, 1) if server is slow else (1, 0))
-            await has_it.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
-            await server.until(lambda: not server.sessions, "its end")
+        if late_client.endswith("before"):
+            late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
+            await looks.wait()
+        current = await stack.enter_async_context(raw_websocket(first, query=wanted))
+        await current.until("session_resumed")  # and does not answer the ping behind it, so its token stays good
+        assert await client.closed() == 4409
+        goes_on.set()
+        if not late_client.endswith("before"):
+            late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
+        assert await late.frame() == (Opcode.PING, b"call")
+        if late_client == "answers":
+            await late.send(frame_bytes(Opcode.PONG, b"call"))
+            await late.until("session_resumed")
+            (living,) = slow.native._live._living.values()
+            await late.send(frame_bytes(Opcode.PING))
+            while (await late.frame())[0] is not Opcode.PONG:
+                pass
+            assert living.session.spent_token is not None  # that pong does not tell that it has its new token
+        elif late_client.startswith("is gone"):
+            late.reset()
+            await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
+        else:
+            assert await late.close_code() == 4408
+        has_it, server = (late, slow) if late_client == "answers" else (current, first)
+        await has_it.send(text("ping", t=1))
+        await has_it.until("pong")
+        assert record.fence == (1 if server is first else 2)
+        await has_it.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
+        await server.until(lambda: not server.sessions, "its end")
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
