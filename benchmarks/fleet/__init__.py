@@ -70,14 +70,16 @@ async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: i
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         made_ms = plan.made_ms or plan.word_ms
         processes, own = await stack.enter_async_context(fleet_of(replicas, folder, store=store, word_ms=made_ms))
-        urls = []
+        urls, statistics = [], None
         if front is not None:
+            from support.fronts import STATISTICS
             from support.fronts import front as front_before
 
             kind = f"fleet/{front}"
             port = await stack.enter_async_context(front_before(kind, folder, [one.port for one in processes]))
             urls = [f"ws://127.0.0.1:{port}/v1/streaming_input"]
-        tally = await Chaos(plan, processes, own, urls=urls, seed=seed).run()
+            statistics = folder / STATISTICS if front == "haproxy" else None
+        tally = await Chaos(plan, processes, own, urls=urls, statistics=statistics, seed=seed).run()
         for one in processes:
             if "Traceback" in (lines := one.last_lines()):
                 tally.wrong.append(f"in the log of {one.name}: {lines}")

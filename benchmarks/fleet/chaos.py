@@ -7,9 +7,11 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from benchmarks.fleet.processes import PATIENCE_SEC, Replica, StoreProcess, now
+from benchmarks.fleet.silence import told
 from benchmarks.fleet.talkers import Talker, Tally
 
 #: Words of each conversation that have to come back after a fault.
@@ -58,13 +60,15 @@ class Chaos:
         store: StoreProcess | None,
         *,
         urls: Sequence[str] = (),
+        statistics: Path | None = None,
         seed: int,
     ) -> None:
-        """``urls``: of a front; by default the clients know the replicas."""
+        """``urls``: of a front; by default the clients know the replicas. ``statistics``: the socket of HAProxy's."""
         self.tally = Tally()
         self._plan = plan
         self._replicas = replicas
         self._store = store
+        self._statistics = statistics
         self._luck = random.Random(seed)
         self._word = asyncio.Event()
         self._talkers: list[Talker] = []
@@ -138,8 +142,12 @@ class Chaos:
                     self._word.clear()
                     await self._word.wait()
         except TimeoutError:
-            stuck = [f"{one.name} at {one.server}" for one in self._talkers if not condition(one)]
-            self.tally.wrong.append(f"within {PATIENCE_SEC:g} s none of these {what}: {', '.join(stuck)}")
+            stuck = [one for one in self._talkers if not condition(one)]
+            names = ", ".join(f"{one.name} at {one.server}" for one in stuck)
+            self.tally.wrong.append(f"within {PATIENCE_SEC:g} s none of these {what}: {names}")
+            for line in await told(stuck, self._replicas, self._store, self._statistics):
+                print(line)
+            print(flush=True)
             raise
 
     def _some_replica(self) -> Replica:

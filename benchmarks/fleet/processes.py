@@ -88,6 +88,11 @@ class Process:
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None and not self.is_stopped
 
+    def lines_about(self, session_id: str) -> list[str]:
+        """The lines of its log that name a session."""
+        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        return [line for line in text.splitlines() if session_id in line]
+
     def last_lines(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:] if self._log.exists() else ""
 
@@ -125,7 +130,7 @@ class Replica(Process):
             "fake.chunk-interval-ms": word_ms,
             "port": self.port,
             "replica-id": replica_id,
-            "log-level": "warning",
+            "log-level": "info",
         }
         if store != "memory":
             # All processes of the fleet share the cores: a commit that waits for them is not the store's fault.

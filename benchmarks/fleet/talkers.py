@@ -19,6 +19,7 @@ from omni_ws.client import (
     ErrorEvent,
     Event,
     Reconnected,
+    Reconnecting,
     ResponseStarted,
     ResumableChanged,
     Resumed,
@@ -97,7 +98,12 @@ class Talker:
         self._fewer = asyncio.Condition()
         self._said = 0
         self._last_number = -1
-        self._session_id = ""
+        self.session_id = ""
+        #: The beginning of the names of its tasks and its client's.
+        self.task_names = [name]
+        #: When the connection became what it is, and what was told of attempts to reconnect since.
+        self._changed_at = time.monotonic()
+        self._attempts: list[Reconnecting] = []
 
     async def run(self) -> None:
         """Talk until told to stop. What goes wrong is in the tally."""
@@ -106,8 +112,10 @@ class Talker:
         try:
             async with connect(self._urls, reconnect=True, config=config, limits=limits) as session:
                 self._note_server(session)
-                self._session_id = session.session_id
-                reading = asyncio.create_task(self._read(session))
+                self.session_id = session.session_id
+                self.task_names.append(f"client of {session.session_id}")
+                self._connected()
+                reading = asyncio.create_task(self._read(session), name=f"{self.name}, reading")
                 try:
                     await self._talk(session, reading)
                 finally:
@@ -116,6 +124,19 @@ class Talker:
         except Exception as error:
             self._wrong(f"the conversation ended: {error!r}")
         self._tally.counts["conversations"] += 1
+
+    @property
+    def state(self) -> str:
+        """Its connection, for people."""
+        since = f"{self.session_id}, {self.heard} words, {len(self._under_way)} turns; "
+        since += f"{time.monotonic() - self._changed_at:.1f} s since it was opened or resumed"
+        if not self._attempts:
+            return since
+        return f"{since}, {len(self._attempts)} attempts told since, the last behind {self._attempts[-1].error!r}"
+
+    def _connected(self) -> None:
+        self._changed_at = time.monotonic()
+        self._attempts.clear()
 
     def _note_server(self, session: ClientSession) -> None:
         route = session.route
@@ -173,6 +194,13 @@ class Talker:
     # hearing
 
     async def _read(self, session: ClientSession) -> None:
+        try:
+            await self._hear(session)
+        finally:
+            async with self._fewer:  # whoever waits for an end of a turn
+                self._fewer.notify_all()
+
+    async def _hear(self, session: ClientSession) -> None:
         async for event in session.events():
             match event:
                 case TextChunk(text=text):
@@ -188,6 +216,7 @@ class Talker:
                 case _:
                     self._note_server(session)
                     self._notice(event, session.session_id)
+        await session.ping()  # which raises why the session has ended
 
     def _notice(self, event: Event, session_id: str) -> None:
         """Take what is said of the session."""
@@ -195,19 +224,23 @@ class Talker:
             case Resumed():
                 self._tally.counts["resumed"] += 1
                 self.resumed_at, self.next_word_at = time.monotonic(), 0.0
-                if session_id != self._session_id:
+                self._connected()
+                if session_id != self.session_id:
                     self._wrong("the session changed its id")
             case Reconnected(error=error):
-                line = f"a new session in place of {self._session_id} after {self.heard} words: {error!r}"
+                line = f"a new session in place of {self.session_id} after {self.heard} words: {error!r}"
                 if self.resumable:
                     self._wrong(line)
                 else:
                     self._tally.lost_as_told.append(f"{self.name}: {line}")
                 self.resumable = True
-                self._session_id, self._last_number = session_id, -1
+                self.session_id, self._last_number = session_id, -1
                 for turn in self._under_way:
                     turn.got, turn.request_id = b"", None
                 self.resumed_at, self.next_word_at = time.monotonic(), 0.0
+                self._connected()
+            case Reconnecting():
+                self._attempts.append(event)
             case ErrorEvent(error=refusal):
                 self._wrong(f"error {refusal.code}: {refusal}")
             case ResumableChanged(resumable=resumable):

@@ -138,6 +138,10 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
         return self.capabilities is not UNSET or self.resumable is not UNSET
 
 
+class SessionKeptFrame(SessionUpdatedFrame, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
+    """A ``session_updated`` with ``resumable``, which says how it is here and now: never said again elsewhere."""
+
+
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
     """All chunks below ``next_sequence_id`` were accepted; the client may send ``credit_bytes`` more.
 

@@ -26,6 +26,7 @@ from omni_ws.service.store.records import (
     StoreEnd,
     StoreError,
     StoreSize,
+    write_clear,
 )
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
@@ -161,10 +162,14 @@ class FakeBackend:
         record = self.shared.records.get(session_id)
         return None if record is None or record.gone else Contents(record.snapshot, tuple(record.log))
 
-    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
+    async def take(
+        self, session_id: str, *, fence: int, holder: str, clear: ClearPart | None = None
+    ) -> Contents | None:
         await self._work()
         record = self.shared.records.get(session_id)
-        if record is None or record.gone or record.fence != fence:
+        if record is None or record.gone or record.fence != fence or record.clear is None:
+            return None
+        if clear is not None and write_clear(clear) != write_clear(record.clear):
             return None
         record.fence, record.serial, record.holder = fence + 1, 0, holder
         return Contents(record.snapshot, tuple(record.log))

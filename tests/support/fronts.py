@@ -21,6 +21,8 @@ from support.raw_http import call
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 REPLICA_IDS = ("a", "b")
+#: The socket at which HAProxy tells its statistics, in its folder.
+STATISTICS = "haproxy.sock"
 #: What the files in ``deploy/`` call the replicas, by their folder.
 _ADDRESSES = {
     "": ("10.0.0.1:8080", "10.0.0.2:8080"),
@@ -74,7 +76,9 @@ def _nginx(kind: str, folder: Path, port: int, replicas: Sequence[int]) -> list[
 def _haproxy(kind: str, folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
     path = folder / "haproxy.cfg"
     path.write_text(_rewritten(kind, "haproxy.cfg", "bind", port, replicas), encoding="utf-8")
-    return [program("haproxy"), "-db", "-q", "-f", str(path)]
+    more = folder / "haproxy-statistics.cfg"
+    more.write_text(f"global\n    stats socket {folder / STATISTICS}\n", encoding="utf-8")
+    return [program("haproxy"), "-db", "-q", "-f", str(more), "-f", str(path)]
 
 
 _FRONTS: dict[str, Callable[[str, Path, int, Sequence[int]], list[str]]] = {"nginx": _nginx, "haproxy": _haproxy}

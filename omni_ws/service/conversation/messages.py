@@ -23,6 +23,7 @@ from omni_ws.wire.server_frames import (
     ResponseStartedFrame,
     SessionClosingFrame,
     SessionCreatedFrame,
+    SessionKeptFrame,
     SessionUpdatedFrame,
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -97,7 +98,7 @@ ServerMessage: TypeAlias = (
 OUTPUTS: Final = frozenset({OutputChunk, FinalChunk})
 #: Messages that concern one connection only, and are not sent again over the next.
 OF_THE_MOMENT: Final = frozenset(
-    {InputHeard, InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame}
+    {InputHeard, InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame, SessionKeptFrame}
 )
 
 #: Messages that are never kept in a store: those of the moment, except the one that tells a client its first token.

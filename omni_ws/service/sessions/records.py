@@ -35,6 +35,11 @@ def admits(clear: ClearPart, key: ApiKey | None, token: str | None) -> bool:
     return presented is None or any([hmac.compare_digest(presented, one) for one in clear.tokens])
 
 
+def is_spent(clear: ClearPart, token: str) -> bool:
+    """Return whether another connection has come back with this token already."""
+    return any([hmac.compare_digest(token_digest(token), one) for one in clear.tokens[1:]])
+
+
 @contextmanager
 def store_errors() -> Iterator[None]:
     """Raise EngineOverloaded in place of a StoreError of the block."""

@@ -14,6 +14,10 @@ and gaps are counted from the moment of the resume.
 first frame over the new connection, which may be lost before that frame arrives. So the spent token is accepted until
 the client is heard over the new connection. The session keeps digests of both, never the tokens.
 
+With a store, who shows a spent token has to answer a ping first: the client may have given this attempt up and gone on
+over another connection, before a slow server, or a front that tries others, came to it. It would lose its session to
+nobody.
+
 **The end.** ``end`` sets the reason; ``run`` then stops the answers, lets the connection send what is left, and waits
 until it is gone. ``drain`` ends the session in order: requests that are open get their answers first, and a client that
 is disconnected may come back for them within its grace period. Draining is no state of its own, as connections still
@@ -26,7 +30,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +56,8 @@ from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.keeper import Keeper, ReceivedFrame, read_entries
-from omni_ws.service.sessions.records import admits, store_errors, token_digest
+from omni_ws.service.sessions.records import admits, is_spent, store_errors, token_digest
+from omni_ws.service.store.records import ClearPart
 from omni_ws.service.store.session_store import Lease, SessionStore
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
@@ -148,6 +153,10 @@ class Session:
         current = hmac.compare_digest(presented, self._token)
         spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
         return self.resumable and (current or spent)
+
+    def has_spent(self, token: str) -> bool:
+        """Return whether another connection came with this token, over which the client was not heard yet."""
+        return self.spent_token is not None and hmac.compare_digest(token_digest(token), self.spent_token)
 
     def spend(self, token: str) -> None:
         """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
@@ -440,6 +449,7 @@ def restore(session: Session, saved: SavedSession, told: Sequence[ToldOutput] = 
 
 
 _NO_SESSION: Final = "no session to resume with this session_id and resume_token"
+_NO_ANSWER: Final = "the client does not answer, or has come over another connection meanwhile"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -522,16 +532,17 @@ class Sessions:
         key: ApiKey | None,
         *,
         last_output: int,
+        answers: Callable[[], Awaitable[bool]],
         client: str = "",
-        waits: Callable[[], bool] = lambda: True,
     ) -> tuple[Session, list[ReceivedFrame]]:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
-        ``waits`` tells whether the client still does: one that gave up may have its session elsewhere by now.
+        ``answers`` asks the client for a sign of life, and returns whether there was one: see the module, Tokens.
+
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
         this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
-        does, also if it cannot be continued here; EngineOverloaded if the store does not answer; and what ``admit``
-        raises.
+        does, also if it cannot be continued here; SessionTimeout if the client does not answer; EngineOverloaded if the
+        store does not; and what ``admit`` raises.
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
@@ -543,17 +554,21 @@ class Sessions:
             # Another connection was faster, or what the store has is of a session that ends.
             if living is not None and living.session.is_kept_here:
                 try:
-                    return self.claim(session_id, token, key), []
+                    return await self.claim_alive(session_id, token, key, answers=answers), []
                 except SessionNotFound:
                     # Or this process slept: another one has the session, and gave its client this token.
                     if living.session.owner != key_name(key) or await living.session.is_still_kept_here():
                         raise
+
+            async def may_have(clear: ClearPart) -> bool:
+                if clear.kind != self._origin or not admits(clear, key, token):
+                    return False
+                if is_spent(clear, token) and not await answers():
+                    raise SessionTimeout(_NO_ANSWER)
+                return True
+
             with store_errors():
-                taken = await self._store.take(
-                    session_id,
-                    force=True,
-                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token) and waits(),
-                )
+                taken = await self._store.take(session_id, force=True, admits=may_have)
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
             if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back
@@ -639,6 +654,17 @@ class Sessions:
             living.session.spend(token)
             return living.session
         raise SessionNotFound(_NO_SESSION, param="session_id")
+
+    async def claim_alive(
+        self, session_id: str, token: str, key: ApiKey | None, *, answers: Callable[[], Awaitable[bool]]
+    ) -> Session:
+        """Do what ``claim`` does; who shows a spent token of a session in a store has to answer, see ``take_over``."""
+        living = self._living.get(session_id)
+        if self._store is not None and living is not None and living.session.has_spent(token):
+            before = living.session.digests
+            if not await answers() or living.session.digests != before:  # meanwhile, its client came or was heard
+                raise SessionTimeout(_NO_ANSWER)
+        return self.claim(session_id, token, key)
 
     async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
         """End a session, wherever it is, and delete what the store has of it.

@@ -168,8 +168,13 @@ class StoreBackend(Protocol):
     async def read(self, session_id: str) -> Contents | None:
         """Return the rest of a record; None if there is none."""
 
-    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
-        """Raise the fence number from ``fence`` by one and return what is there; None if the number is another now."""
+    async def take(
+        self, session_id: str, *, fence: int, holder: str, clear: ClearPart | None = None
+    ) -> Contents | None:
+        """Raise the fence number from ``fence`` by one and return what is there.
+
+        None if the number is another now, or what is written with the snapshot is not that of ``clear`` any more.
+        """
 
     async def erase(self, session_id: str) -> bool:
         """Delete a record whoever has it, and raise its fence number. Returns whether there was one.

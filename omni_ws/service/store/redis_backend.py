@@ -37,6 +37,7 @@ from omni_ws.service.store.records import (
     TOMBSTONE_SEC,
     Change,
     ChangeOutcome,
+    ClearPart,
     Contents,
     FoundRecord,
     StoreError,
@@ -105,10 +106,11 @@ local held = redis.call('HMGET', KEYS[1], 'clear', 'fence', 'holder', 'away', 'g
 held[6] = redis.call('TIME')[1]
 return held
 """
-#: ARGV: fence, holder.
+#: ARGV: fence, holder, clear.
 _TAKE: Final = """
-local held = redis.call('HMGET', KEYS[1], 'fence', 'gone')
+local held = redis.call('HMGET', KEYS[1], 'fence', 'gone', 'clear')
 if held[1] ~= ARGV[1] or held[2] ~= '0' then return false end
+if ARGV[3] ~= '' and held[3] ~= ARGV[3] then return false end
 redis.call('HINCRBY', KEYS[1], 'fence', 1)
 redis.call('HSET', KEYS[1], 'serial', '0', 'holder', ARGV[2])
 return {redis.call('HGET', KEYS[1], 'snapshot'), redis.call('LRANGE', KEYS[2], 0, -1)}
@@ -196,9 +198,12 @@ class RedisBackend:
         async with _mapped():
             return _contents(await self._run(_READ, session_id))
 
-    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
+    async def take(
+        self, session_id: str, *, fence: int, holder: str, clear: ClearPart | None = None
+    ) -> Contents | None:
+        seen = b"" if clear is None else write_clear(clear)
         async with _mapped():
-            return _contents(await self._run(_TAKE, session_id, str(fence), holder))
+            return _contents(await self._run(_TAKE, session_id, str(fence), holder, seen))
 
     async def erase(self, session_id: str) -> bool:
         async with _mapped():

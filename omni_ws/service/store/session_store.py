@@ -81,7 +81,7 @@ _SEALED_HERE_BYTES: Final = 64 << 10
 _SLICE: Final = 16
 #: Deletions that are remembered while the store is degraded.
 _MAX_ENDS: Final = 10_000
-#: How often ``take`` looks again after another process took the record in between.
+#: How often ``take`` looks again after another process took the record, or let other tokens in, in between.
 _TRIES: Final = 3
 
 #: The snapshot of a record, and the entries of its log, in the clear.
@@ -293,24 +293,26 @@ class SessionStore:
         return found if found is not None and self._sealer.reads(found.clear.form) else None
 
     async def take(
-        self, session_id: str, *, force: bool, admits: Callable[[ClearPart], bool] = lambda clear: True
+        self, session_id: str, *, force: bool, admits: Callable[[ClearPart], Awaitable[bool]] | None = None
     ) -> Taken | None:
         """Take over a record: from now on, nobody else can write to it.
 
         Returns None if there is none that this process can read and ``admits`` or, without ``force``, if a living
-        process has it.
+        process has it. ``admits`` may take its time: it is asked again about a clear part that was replaced meanwhile.
         The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store cannot be asked.
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
-            if found is None or not admits(found.clear):
+            if found is None or (admits is not None and not await admits(found.clear)):
                 self._metrics.store_takes.labels("absent").inc()
                 return None
             if found.held and not force and not self._is_astray(session_id, found):
                 break
             self._taking.add(session_id)
             try:
-                contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+                contents = await self._answer(
+                    self._backend.take, session_id, fence=found.fence, holder=self.process, clear=found.clear
+                )
                 opened = None if contents is None else await self._opened(session_id, found, contents)
             except BaseException:
                 self._give_back(session_id, found)
@@ -403,7 +405,7 @@ class SessionStore:
             self._lose(lease, deleted=True)
         return deleted
 
-    async def _answer(self, question: Callable[..., Awaitable[T]], *arguments: str, **options: str | int) -> T:
+    async def _answer(self, question: Callable[..., Awaitable[T]], *arguments: str, **options: object) -> T:
         async with self._questions:
             if self.degraded:
                 raise StoreError(self.reason, f"the store of sessions is {self.reason}")

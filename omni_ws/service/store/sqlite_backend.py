@@ -39,6 +39,7 @@ from omni_ws.service.store.records import (
     TOMBSTONE_SEC,
     Change,
     ChangeOutcome,
+    ClearPart,
     Contents,
     FoundRecord,
     StoreEnd,
@@ -187,8 +188,10 @@ class SqliteBackend:
     async def read(self, session_id: str) -> Contents | None:
         return await self._do(self._read, session_id)
 
-    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
-        return await self._do(self._take, session_id, fence, holder)
+    async def take(
+        self, session_id: str, *, fence: int, holder: str, clear: ClearPart | None = None
+    ) -> Contents | None:
+        return await self._do(self._take, session_id, fence, holder, None if clear is None else write_clear(clear))
 
     async def erase(self, session_id: str) -> bool:
         erased = await self._do(self._erase, session_id)
@@ -401,12 +404,12 @@ class SqliteBackend:
         ).fetchall()
         return Contents(rows[0][0], tuple(row[0] for row in rows[1:])) if rows else None
 
-    def _take(self, session_id: str, fence: int, holder: str) -> Contents | None:
+    def _take(self, session_id: str, fence: int, holder: str, clear: bytes | None) -> Contents | None:
         def take(database: sqlite3.Connection) -> Contents | None:
             taken = database.execute(
                 "UPDATE records SET fence = fence + 1, serial = 0, holder = ? "
-                "WHERE session_id = ? AND fence = ? AND NOT gone",
-                (holder, session_id, fence),
+                "WHERE session_id = ? AND fence = ? AND NOT gone AND clear = ifnull(?, clear)",
+                (holder, session_id, fence, clear),
             )
             return self._pieces(database, session_id) if taken.rowcount else None
 

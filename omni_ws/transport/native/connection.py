@@ -32,6 +32,7 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -210,6 +211,10 @@ _TEXT: Final = _FIN | Opcode.TEXT
 _BINARY: Final = _FIN | Opcode.BINARY
 _PONG: Final = _FIN | Opcode.PONG
 _EMPTY_PING: Final = bytes((_FIN | Opcode.PING, 0))
+#: The ping of ``answers``, whose pong has the same payload.
+_CALL: Final = bytes((_FIN | Opcode.PING, 4)) + b"call"
+#: Time for that pong.
+ANSWER_SEC: Final = 5.0
 #: The first bytes of whole messages, and of all frames that are taken here.
 _MESSAGES: Final = frozenset({_TEXT, _BINARY})
 _USUAL: Final = _MESSAGES | {_FIN | opcode for opcode in CTRL_OPCODES}
@@ -258,7 +263,7 @@ class StreamConnection(PausedReading, ServerConnection):
     __slots__ = (
         *("_receiver", "heard_at", "_parsing", "_max_size", "_pending", "_position", "_incomplete", "_wanted"),
         *("_fragments", "_fragments_are_text", "_unfinished", "_pauses", "_pass_scheduled"),
-        *("_input_pace", "_pace_timer", "_watch", "_unwritten", "_write_timeout", "_stall_timer"),
+        *("_input_pace", "_pace_timer", "_watch", "_unwritten", "_write_timeout", "_stall_timer", "_answer"),
     )
     _watch: Recheck
 
@@ -298,6 +303,8 @@ class StreamConnection(PausedReading, ServerConnection):
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         self._watch = Recheck(self._check_hang_up)
+        #: Done by what the peer sends, or by its end; see ``answers``.
+        self._answer: asyncio.Future[None] | None = None
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """Hand messages to ``receiver`` from now on, beginning with those that have arrived already.
@@ -331,10 +338,24 @@ class StreamConnection(PausedReading, ServerConnection):
         """Whether messages that are written now are sent."""
         return self.state is State.OPEN and not self.transport.is_closing()
 
-    @property
-    def has_peer(self) -> bool:
-        """Whether the peer is still there, as far as the kernel knows; what it sent last may not have been read."""
-        return self.is_open and hang_up(self.transport) is HangUp.UNKNOWN
+    async def answers(self) -> bool:
+        """Ping a peer that has no session yet. Returns whether it sent anything before it was gone, and in time.
+
+        Only the first call counts. Another one returns False: what had led to the first was overtaken by others.
+        """
+        if self._answer is not None:
+            return False
+        self._answer = self.loop.create_future()
+        if self.is_open and not self._pending:
+            self.transport.write(_CALL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_SEC):
+                    await self._answer
+        return self.is_open and bool(self._pending)
+
+    def _end_answer(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         """Send a whole message without waiting. The connection must be open."""
@@ -407,6 +428,7 @@ class StreamConnection(PausedReading, ServerConnection):
             self._pending += data
             if data and self._parsing is _EARLY:
                 self.pause_reading(Pause.EARLY)
+                self._end_answer()
             return
         if self._incomplete:  # as in _process, but without another call for each frame
             data = self._completed(data)
@@ -460,6 +482,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._pending = b""
         self._watch.stop()
         self._end_pace()
+        self._end_answer()
         if self._receiver is not None:
             self._receiver.connection_closing()
         self._drop_unfinished()

@@ -48,6 +48,7 @@ from omni_ws.wire.server_frames import (
     Part,
     Parts,
     SessionCreatedFrame,
+    SessionKeptFrame,
     SessionLimits,
     encode_frame,
     error_frame,
@@ -220,13 +221,13 @@ class StreamingInput(SessionFrontEnd):
         Returns None if a fresh session must follow, which is reported to the client: the session has discarded outputs
         that the client lacks, and is ended; or the store has none with this id and token that this server can read.
         """
-        resumes, peer = self._sessions.metrics.resumes, connection
+        resumes = self._sessions.metrics.resumes
         while True:
             try:
-                session, frames, outcome = await self._returned(returning, key, client, waits=lambda: peer.has_peer)
+                session, frames, outcome = await self._returned(connection, returning, key, client)
             except SessionNotFound:
                 resumes.labels("refused").inc()
-                if not self._live.has_store or not peer.has_peer:
+                if not self._live.has_store:
                     raise
                 message = "no session to go on with is known by this session_id and resume_token; a new session follows"
                 _report(connection, ResyncRequired(message, param="session_id"))
@@ -255,25 +256,19 @@ class StreamingInput(SessionFrontEnd):
         return attachment
 
     async def _returned(
-        self, returning: Return, key: ApiKey | None, client: str, *, waits: Callable[[], bool]
+        self, connection: StreamConnection, returning: Return, key: ApiKey | None, client: str
     ) -> tuple[Session, list[ReceivedFrame], str]:
-        """Return the session that a client returns to, frames that it is to receive again, and what became of it.
-
-        One that has given up this connection, as it took too long, finds nothing: another of its connections may have
-        the session, also if it was served first.
-        """
-        if not waits():
-            raise SessionNotFound("the client has gone", param="session_id")
+        """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
         session_id, token = returning.session_id, returning.resume_token
         try:
-            return self._live.claim(session_id, token, key), [], "resumed"
+            return await self._live.claim_alive(session_id, token, key, answers=connection.answers), [], "resumed"
         except SessionNotFound:
             if not returning.resumable:
                 raise
-        taken = await self._live.take_over(
-            session_id, token, key, last_output=returning.last_output, client=client, waits=waits
+        session, frames = await self._live.take_over(
+            session_id, token, key, last_output=returning.last_output, client=client, answers=connection.answers
         )
-        return *taken, "taken_over"
+        return session, frames, "taken_over"
 
     def _tell(self, session: Session) -> None:
         """Have a client told of changes that it did not ask for."""
@@ -339,7 +334,7 @@ class StreamingInput(SessionFrontEnd):
         """Tell the client whether the session is kept in the store."""
         if session.is_open:
             config = session.conversation.configuration.effective
-            session.outbox.put_nowait(updated_frame(config, resumable=resumable))
+            session.outbox.put_nowait(updated_frame(config, kind=SessionKeptFrame, resumable=resumable))
             session.outbox.put_nowait(structs.replace(session.conversation.take_ack(), resumable=resumable))
 
     def _parts(self) -> Parts:

@@ -180,7 +180,7 @@ class WebSocketSession(WatchedPeer, Attachment):
             self._session.detach(self)
 
     def receive_pong(self, data: bytes) -> None:
-        if self._serving:
+        if self._serving and not data:  # another one may answer what was sent before the token, see ``answers``
             self._session.confirm_token()
 
     @property
@@ -468,9 +468,11 @@ def _ended_by_client(connection: StreamConnection) -> bool:
 # Messages as frames.
 
 
-def updated_frame(config: SessionConfig, **more: Any) -> SessionUpdatedFrame:
+def updated_frame(
+    config: SessionConfig, *, kind: type[SessionUpdatedFrame] = SessionUpdatedFrame, **more: Any
+) -> SessionUpdatedFrame:
     """Return the frame that tells a client its configuration, with ``more`` fields."""
-    return SessionUpdatedFrame(**{name: getattr(config, name) for name in config.__struct_fields__}, **more)
+    return kind(**{name: getattr(config, name) for name in config.__struct_fields__}, **more)
 
 
 def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:

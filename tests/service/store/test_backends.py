@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,8 @@ async def test_who_takes_a_record_fences_out_who_had_it(
     other = made()
     await other.open()
     assert await other.take("sess_1", fence=0, holder="b") is None
-    assert await other.take("sess_1", fence=1, holder="b") == Contents(b"one", (b"a",))
+    assert await other.take("sess_1", fence=1, holder="b", clear=replace(CLEAR, tokens=(b"other",))) is None
+    assert await other.take("sess_1", fence=1, holder="b", clear=CLEAR) == Contents(b"one", (b"a",))
     assert await other.take("sess_1", fence=1, holder="c") is None
     late = [change(element=b"b", place=1), change("sess_2", snapshot=b"x")]
     assert [*await backend.commit(late)] == [ChangeOutcome.LOST, ChangeOutcome.KEPT]

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from support.fake_store import FakeBackend, FakeStore
 from support.live_server import LiveServer, live_server
-from support.native_client import NativeClient, connecting, native_client
+from support.native_client import NativeClient, connecting, frame_bytes, native_client, raw_websocket, text
 from support.raw_http import call
+from websockets.frames import Close, Opcode
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import ToolCallFragment
@@ -238,25 +239,67 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
             await refused(second, query(client, last_output=-1), "session_id")
 
 
-@pytest.mark.usefixtures("patient")
-async def test_a_connection_that_its_client_gave_up_takes_nothing(shared: FakeStore) -> None:
-    """Its server was slow, and the client has its session by another connection meanwhile."""
+LATE = {
+    "elsewhere": ["is gone", "is gone, and was seen before", "is mute", "answers"],
+    "there": ["is gone", "is mute", "answers"],
+}
+
+
+@pytest.mark.parametrize(("where", "late_client"), [(where, late) for where, some in LATE.items() for late in some])
+async def test_an_attempt_that_was_given_up_takes_no_session(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, where: str, late_client: str
+) -> None:
+    """A client that got no answer in time goes on by another connection; then a slow server looks at the first.
+
+    That may be the same server, as a front may have tried others before.
+    """
+    take, looks, goes_on = FakeBackend.take, asyncio.Event(), asyncio.Event()
+
+    async def slowly(backend: FakeBackend, session_id: str, **options: Any) -> Any:
+        looks.set()
+        await goes_on.wait()
+        return await take(backend, session_id, **options)
+
+    monkeypatch.setattr(FakeBackend, "take", slowly)
     async with (
         live_server(streaming_input=KEEPS) as first,
-        live_server(streaming_input=KEEPS) as slow,
+        live_server(streaming_input=KEEPS) as other,
         native_client(first) as client,
+        contextlib.AsyncExitStack() as stack,
     ):
+        slow = first if where == "there" else other
         await client.barrier()
-        shared.delay_sec = 1
-        async with connecting(slow, query(client)) as late:
-            late.transport.abort()
-            refused = slow.app.sessions.metrics.resumes.labels("refused")
-            await slow.until(lambda: refused._value.get() == 1, "the end of the late attempt")
-        shared.delay_sec = 0
-        assert shared.records[client.created["session_id"]].fence == 1
-        await client.chunk("still here")
-        assert "session_closing" not in await quiet(client)
-        assert slow.sessions == 0
+        wanted = query(client)
+        (record,) = shared.records.values()
+        if late_client.endswith("before"):
+            late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
+            await looks.wait()
+        current = await stack.enter_async_context(raw_websocket(first, query=wanted))
+        await current.until("session_resumed")  # and does not answer the ping behind it, so its token stays good
+        assert await client.closed() == 4409
+        goes_on.set()
+        if not late_client.endswith("before"):
+            late = await stack.enter_async_context(raw_websocket(slow, query=wanted))
+        assert await late.frame() == (Opcode.PING, b"call")
+        if late_client == "answers":
+            await late.send(frame_bytes(Opcode.PONG, b"call"))
+            await late.until("session_resumed")
+            (living,) = slow.native._live._living.values()
+            await late.send(frame_bytes(Opcode.PING))
+            while (await late.frame())[0] is not Opcode.PONG:
+                pass
+            assert living.session.spent_token is not None  # that pong does not tell that it has its new token
+        elif late_client.startswith("is gone"):
+            late.reset()
+            await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
+        else:
+            assert await late.close_code() == 4408
+        has_it, server = (late, slow) if late_client == "answers" else (current, first)
+        await has_it.send(text("ping", t=1))
+        await has_it.until("pong")
+        assert record.fence == (1 if server is first else 2)
+        await has_it.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
+        await server.until(lambda: not server.sessions, "its end")
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
@@ -630,8 +673,8 @@ async def test_whoever_comes_back_while_the_store_fails_is_told_so(
 ) -> None:
     take = FakeBackend.take
 
-    async def last(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> Any:
-        contents = await take(backend, session_id, fence=fence, holder=holder)
+    async def last(backend: FakeBackend, session_id: str, **options: Any) -> Any:
+        contents = await take(backend, session_id, **options)
         shared.gone = True
         return contents
 
@@ -646,6 +689,22 @@ async def test_whoever_comes_back_while_the_store_fails_is_told_so(
             assert (await again.until("session_updated"))["resumable"] is False
             shared.gone = False
             assert (await again.until("session_updated"))["resumable"] is True
+
+
+async def test_what_was_told_of_the_store_is_not_told_again_elsewhere(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        shared.gone = True
+        await client.chunk("fails")
+        assert (await client.until("session_updated"))["resumable"] is False
+        shared.gone = False
+        assert (await client.until("session_updated"))["resumable"] is True
+        await client.barrier()
+        async with resumed(second, client) as again:
+            assert "session_updated" not in await quiet(again)
 
 
 async def test_whoever_was_away_is_told_what_became_of_the_store(shared: FakeStore) -> None:
