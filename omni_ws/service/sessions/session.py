@@ -156,7 +156,8 @@ class Session:
 
     def has_spent(self, token: str) -> bool:
         """Return whether another connection came with this token, over which the client was not heard yet."""
-        return self.spent_token is not None and hmac.compare_digest(token_digest(token), self.spent_token)
+        spent = self.spent_token if self.resumable else None
+        return spent is not None and hmac.compare_digest(token_digest(token), spent)
 
     def spend(self, token: str) -> None:
         """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
@@ -662,7 +663,7 @@ class Sessions:
         living = self._living.get(session_id)
         if self._store is not None and living is not None and living.session.has_spent(token):
             before = living.session.digests
-            if not await answers() or living.session.digests != before:  # meanwhile, its client came or was heard
+            if not await answers() or living.session.digests != before:  # its client came, or was heard, meanwhile
                 raise SessionTimeout(_NO_ANSWER)
         return self.claim(session_id, token, key)
 

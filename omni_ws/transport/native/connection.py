@@ -32,7 +32,6 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -303,7 +302,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         self._watch = Recheck(self._check_hang_up)
-        #: Done by what the peer sends, or by its end; see ``answers``.
+        #: Done by what the peer sends, or by its end; None unless ``answers`` waits for that.
         self._answer: asyncio.Future[None] | None = None
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
@@ -339,19 +338,22 @@ class StreamConnection(PausedReading, ServerConnection):
         return self.state is State.OPEN and not self.transport.is_closing()
 
     async def answers(self) -> bool:
-        """Ping a peer that has no session yet. Returns whether it sent anything before it was gone, and in time.
-
-        Only the first call counts. Another one returns False: what had led to the first was overtaken by others.
-        """
-        if self._answer is not None:
+        """Ping a peer that has no session yet. Returns whether it sends anything before it is gone, and in time."""
+        if not self.is_open:
             return False
+        before = len(self._pending)
         self._answer = self.loop.create_future()
-        if self.is_open and not self._pending:
-            self.transport.write(_CALL)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_SEC):
-                    await self._answer
-        return self.is_open and bool(self._pending)
+        if Pause.EARLY in self._pauses:  # to the next data alone
+            self.transport.resume_reading()
+        self.transport.write(_CALL)
+        try:
+            async with asyncio.timeout(ANSWER_SEC):
+                await self._answer
+        except TimeoutError:
+            return False
+        finally:
+            self._answer = None
+        return self.is_open and len(self._pending) > before
 
     def _end_answer(self) -> None:
         if self._answer is not None and not self._answer.done():
@@ -427,6 +429,8 @@ class StreamConnection(PausedReading, ServerConnection):
         if self._pauses or self._parsing is _EARLY:
             self._pending += data
             if data and self._parsing is _EARLY:
+                if Pause.EARLY in self._pauses:  # which ``answers`` waited for
+                    self._stop_reading()
                 self.pause_reading(Pause.EARLY)
                 self._end_answer()
             return

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from support.fake_store import FakeBackend, FakeStore, kept_by
@@ -285,8 +286,8 @@ async def test_a_record_whose_taker_gave_up_may_be_taken_again(
     await store.settle(before.lease)
     take, taken, answer = store._backend.take, asyncio.Event(), asyncio.Event()
 
-    async def slow(session_id: str, *, fence: int, holder: str) -> Contents | None:
-        contents = await take(session_id, fence=fence, holder=holder)
+    async def slow(session_id: str, **options: Any) -> Contents | None:
+        contents = await take(session_id, **options)
         taken.set()
         await answer.wait()
         return contents
@@ -312,13 +313,13 @@ async def test_a_take_that_comes_late_looks_again(
     async with started(shared) as other:
         take = FakeBackend.take
 
-        async def late(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> object:
+        async def late(backend: FakeBackend, session_id: str, **options: Any) -> object:
             monkeypatch.setattr(FakeBackend, "take", take)
             if lost == "gone":
                 assert await backend.erase(session_id)
             else:
-                assert await take(backend, session_id, fence=fence, holder="somebody")
-            return await take(backend, session_id, fence=fence, holder=holder)
+                assert await take(backend, session_id, fence=options["fence"], holder="somebody")
+            return await take(backend, session_id, **options)
 
         monkeypatch.setattr(FakeBackend, "take", late)
         taken = await other.take("sess_1", force=True)
@@ -335,8 +336,8 @@ async def test_a_take_that_nobody_waits_for_leaves_the_record_to_all(
     await store.settle(holder.lease)
     take = FakeBackend.take
 
-    async def without_answer(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> object:
-        await take(backend, session_id, fence=fence, holder=holder)
+    async def without_answer(backend: FakeBackend, session_id: str, **options: Any) -> object:
+        await take(backend, session_id, **options)
         return await asyncio.get_running_loop().create_future()
 
     async with started(shared) as other:

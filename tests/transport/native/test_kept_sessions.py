@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
@@ -300,6 +301,38 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
         assert record.fence == (1 if server is first else 2)
         await has_it.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
         await server.until(lambda: not server.sessions, "its end")
+
+
+async def test_who_is_asked_again_answers_again(shared: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other server takes the session while the client that came back to this one is asked."""
+    take, went = FakeBackend.take, 0
+
+    async def overtaken(backend: FakeBackend, session_id: str, **options: Any) -> Any:
+        nonlocal went
+        if went < 2:
+            went += 1
+            record.clear = dataclasses.replace(record.clear, tokens=(bytes([went]), *record.clear.tokens))
+        return await take(backend, session_id, **options)
+
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.chunk("one ")
+        await client.barrier()
+        record: Any = shared.records[client.created["session_id"]]
+        monkeypatch.setattr(FakeBackend, "take", overtaken)
+        async with raw_websocket(second, query=query(client), behind=text("ping", t=1)) as again:
+            for _ in range(2):
+                assert await again.frame() == (Opcode.PING, b"call")
+                await again.send(frame_bytes(Opcode.PONG, b"call"))
+            await again.until("session_resumed")
+            assert (await again.until("pong"))["t"] == 1  # what was sent with the handshake
+            await again.send(text("ping", t=2))
+            assert (await again.until("pong"))["t"] == 2
+            await again.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
+            await second.until(lambda: not second.sessions, "its end")
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
