@@ -158,6 +158,30 @@ test("a client that was closed is heard and speaks anew", async () => {
   assert.equal(client.state, "listening");
 });
 
+test("a client that is closed while it is about to listen opens nothing, and tells no error", async () => {
+  let asked = 0;
+  let given;
+  let stopped = 0;
+  navigator.mediaDevices.getUserMedia = () => {
+    asked += 1;
+    return new Promise((give) => (given = give));
+  };
+  const waking = client.listen(); // the worklets are being loaded
+  client.close();
+  await waking;
+  assert.deepEqual([asked, errors], [0, []]);
+  client.open();
+  socket.hear({ type: "session_created", session_id: "t", capabilities: { turn_detection: true, input_modalities: ["audio"], tasks: ["chat"] } });
+  const listening = client.listen();
+  await settled();
+  assert.equal(asked, 1); // the browser asks the person
+  client.close();
+  track = { stop: () => (stopped += 1) };
+  given({ getAudioTracks: () => [track], getTracks: () => [track] });
+  await listening;
+  assert.deepEqual([stopped, client.microphone.isOpen, errors], [1, false, []]);
+});
+
 // --- what cannot be had is told
 
 test("listen rejects and error fires where there is no sound", async () => {
