@@ -34,6 +34,7 @@ globalThis.MediaStreamAudioSourceNode = globalThis.AudioWorkletNode = class {
   disconnect() {}
 };
 const { Sound, VoiceClient } = await import("../client.js");
+const { CallSpeaker } = await import("../client/call-speaker.js");
 const { PlayoutBuffer } = await import("../client/playback-worklet.js");
 
 const settled = () => new Promise((resolve) => setImmediate(resolve));
@@ -180,6 +181,40 @@ test("a client that is closed while it is about to listen opens nothing, and tel
   given({ getAudioTracks: () => [track], getTracks: () => [track] });
   await listening;
   assert.deepEqual([stopped, client.microphone.isOpen, errors], [1, false, []]);
+});
+
+test("the track of a call waits for the sound that is there, where one was closed", () => {
+  const before = [globalThis.MediaStreamAudioSourceNode, globalThis.GainNode, globalThis.Audio];
+  const joined = [];
+  class Node {
+    constructor(context) {
+      this.context = context;
+    }
+    gain = { value: 1 };
+    connect(next) {
+      if (next?.context && next.context !== this.context) throw new DOMException("another context", "InvalidAccessError");
+      joined.push(this.context);
+    }
+    disconnect() {}
+  }
+  globalThis.MediaStreamAudioSourceNode = globalThis.GainNode = Node;
+  globalThis.Audio = class {
+    async play() {}
+  };
+  try {
+    const [first, second] = [new Context(), new Context()];
+    const sound = { context: first };
+    const speaker = new CallSpeaker({ sound }, new EventTarget());
+    speaker.attach(first);
+    sound.context = second; // whose worklets are being loaded
+    joined.length = 0;
+    speaker.connect({});
+    assert.deepEqual(joined, []);
+    speaker.attach(second);
+    assert.deepEqual(joined, [second, second, second]); // the gain to the device and the worklet, the track to the gain
+  } finally {
+    [globalThis.MediaStreamAudioSourceNode, globalThis.GainNode, globalThis.Audio] = before;
+  }
 });
 
 // --- what cannot be had is told
