@@ -183,6 +183,13 @@ test("a client that is closed while it is about to listen opens nothing, and tel
   assert.deepEqual([stopped, client.microphone.isOpen, errors], [1, false, []]);
 });
 
+test("a client that is closed while it is about to write tells no error of its sound", async () => {
+  const writing = client.write("hello"); // the worklets are being loaded
+  client.close();
+  await writing;
+  assert.deepEqual(errors, []);
+});
+
 test("the track of a call waits for the sound that is there, where one was closed", () => {
   const before = [globalThis.MediaStreamAudioSourceNode, globalThis.GainNode, globalThis.Audio];
   const joined = [];
