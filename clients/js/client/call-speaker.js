@@ -79,7 +79,7 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
 
   /** @param {AudioContext | null} context */
   #join(context) {
-    if (!context || !this.#stream || !this.#gain) return;
+    if (!context || !this.#stream || this.#gain?.context !== context) return;
     this.#source?.disconnect();
     this.#source = new MediaStreamAudioSourceNode(context, { mediaStream: this.#stream });
     this.#source.connect(this.#gain);

@@ -92,6 +92,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
 
   /* Close the microphone; a turn of the button is sent as far as it was said. */
   stop() {
+    this.#starts += 1; // what is being opened is not wanted any more, nor told of
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
     this.muted = false; // who begins anew wants to be heard
@@ -162,6 +163,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.#become("opening");
     try {
       const context = await this.sound.wake();
+      if (start !== this.#starts) return;
       if (!this.microphone.isOpen) await this.#open(context);
       await this.sound.running();
     } catch (error) {

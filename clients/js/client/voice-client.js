@@ -155,8 +155,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /* Write instead of talking. Returns the turn. */
   /** @param {string} text */
   async write(text) {
-    // An answer that is not heard can still be read.
-    await this.sound.wake().catch((error) => MAY_LISTEN && this.#soundFailed(error));
+    // An answer that is not heard can still be read. Whoever closed the client meanwhile is told nothing of its sound.
+    await this.sound.wake().catch((error) => MAY_LISTEN && this.#acknowledger && this.#soundFailed(error));
     // What is written does not join what is being said: that is at its end, and this takes its place.
     if (this.talk.phase === "talking") this.talk.stop();
     this.#endHeardTurn();

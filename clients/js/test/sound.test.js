@@ -34,6 +34,7 @@ globalThis.MediaStreamAudioSourceNode = globalThis.AudioWorkletNode = class {
   disconnect() {}
 };
 const { Sound, VoiceClient } = await import("../client.js");
+const { CallSpeaker } = await import("../client/call-speaker.js");
 const { PlayoutBuffer } = await import("../client/playback-worklet.js");
 
 const settled = () => new Promise((resolve) => setImmediate(resolve));
@@ -156,6 +157,71 @@ test("a client that was closed is heard and speaks anew", async () => {
   assert.equal(client.state, "opening");
   hear(0.1);
   assert.equal(client.state, "listening");
+});
+
+test("a client that is closed while it is about to listen opens nothing, and tells no error", async () => {
+  let asked = 0;
+  let given;
+  let stopped = 0;
+  navigator.mediaDevices.getUserMedia = () => {
+    asked += 1;
+    return new Promise((give) => (given = give));
+  };
+  const waking = client.listen(); // the worklets are being loaded
+  client.close();
+  await waking;
+  assert.deepEqual([asked, errors], [0, []]);
+  client.open();
+  socket.hear({ type: "session_created", session_id: "t", capabilities: { turn_detection: true, input_modalities: ["audio"], tasks: ["chat"] } });
+  const listening = client.listen();
+  await settled();
+  assert.equal(asked, 1); // the browser asks the person
+  client.close();
+  track = { stop: () => (stopped += 1) };
+  given({ getAudioTracks: () => [track], getTracks: () => [track] });
+  await listening;
+  assert.deepEqual([stopped, client.microphone.isOpen, errors], [1, false, []]);
+});
+
+test("a client that is closed while it is about to write tells no error of its sound", async () => {
+  const writing = client.write("hello"); // the worklets are being loaded
+  client.close();
+  await writing;
+  assert.deepEqual(errors, []);
+});
+
+test("the track of a call waits for the sound that is there, where one was closed", () => {
+  const before = [globalThis.MediaStreamAudioSourceNode, globalThis.GainNode, globalThis.Audio];
+  const joined = [];
+  class Node {
+    constructor(context) {
+      this.context = context;
+    }
+    gain = { value: 1 };
+    connect(next) {
+      if (next?.context && next.context !== this.context) throw new DOMException("another context", "InvalidAccessError");
+      joined.push(this.context);
+    }
+    disconnect() {}
+  }
+  globalThis.MediaStreamAudioSourceNode = globalThis.GainNode = Node;
+  globalThis.Audio = class {
+    async play() {}
+  };
+  try {
+    const [first, second] = [new Context(), new Context()];
+    const sound = { context: first };
+    const speaker = new CallSpeaker({ sound }, new EventTarget());
+    speaker.attach(first);
+    sound.context = second; // whose worklets are being loaded
+    joined.length = 0;
+    speaker.connect({});
+    assert.deepEqual(joined, []);
+    speaker.attach(second);
+    assert.deepEqual(joined, [second, second, second]); // the gain to the device and the worklet, the track to the gain
+  } finally {
+    [globalThis.MediaStreamAudioSourceNode, globalThis.GainNode, globalThis.Audio] = before;
+  }
 });
 
 // --- what cannot be had is told

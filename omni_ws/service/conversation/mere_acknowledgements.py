@@ -103,7 +103,12 @@ def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, afte
 
 
 def _is_misspelled(readings: Sequence[str], language: str) -> bool:
-    """Return whether one of some readings is an acknowledgement ("Got it", not "God it"), and none interrupts."""
+    """Return whether one of some readings is an acknowledgement ("Got it", not "God it"), and none interrupts.
+
+    Where one has too many words for that, another has left some of them out.
+    """
+    if any(len(_words(reading)) > MOST_WORDS for reading in readings):
+        return False
     return any(is_acknowledgement(reading, language) for reading in readings) and not any(
         begins_with_stop_word(reading, language) or is_stop_word(reading, language) for reading in readings
     )

@@ -77,9 +77,9 @@ class TurnWords:
             languages = self._able().languages
             code = language or (next(iter(languages)) if len(languages) == 1 else "")
             said = f"{self._settled} {text}"[-READ:]
-            self.unfinished = how_unfinished(said, code, asked=self._asked())
-            if any(goes_on(other, code) for other in other_readings(words.hearing)):
-                self.unfinished = Unfinished.YES
+            open_ = any(goes_on(other, code) for other in other_readings(words.hearing))
+            # At once: another thread may look between two steps.
+            self.unfinished = Unfinished.YES if open_ else how_unfinished(said, code, asked=self._asked())
             self._has_word = True
             if isinstance(words, TranscriptOutput):
                 self._settled = said

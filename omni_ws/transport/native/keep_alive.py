@@ -74,7 +74,7 @@ _PEERS_PER_PASS: Final = 32
 
 
 #: A function that pings the silent peer of one connection, or closes the connection of a peer that is gone. It gets the
-#: time, and returns when to call it again; None for never. It may not raise.
+#: time, and returns when to call it again; None for never. If it raises, it is not called again.
 CheckPeer: TypeAlias = Callable[[float], float | None]
 
 
@@ -133,19 +133,21 @@ class PeerRounds:
         now = max(asyncio.get_running_loop().time(), self._next)
         self._timer, self._next = None, math.inf
         checked = 0
-        for number in sorted(self._rounds):
-            if number * self._period > now:
-                break
-            for peer in tuple(self._rounds.get(number, ())):
-                if peer not in self._number_of:
-                    continue  # an earlier check has made it forget this peer
-                checked += 1
-                if checked > _PEERS_PER_PASS:
-                    self._arm(now)  # the rest in the next pass: other connections get their share
-                    return
-                self.watch(peer, peer(now))
-        if self._rounds:
-            self._arm(min(self._rounds) * self._period)
+        try:
+            for number in sorted(self._rounds):
+                if number * self._period > now:
+                    break
+                for peer in tuple(self._rounds.get(number, ())):
+                    if peer not in self._number_of:
+                        continue  # an earlier check has made it forget this peer
+                    checked += 1
+                    if checked > _PEERS_PER_PASS:
+                        return  # the rest in the next pass: other connections get their share
+                    self.forget(peer)
+                    self.watch(peer, peer(now))
+        finally:  # also if a check fails: the peers are those of all connections
+            if self._rounds:
+                self._arm(min(self._rounds) * self._period)
 
 
 #: For peers that are not pinged.

@@ -241,3 +241,9 @@ def test_a_reading_that_is_almost_as_likely_is_an_acknowledgement(
     others: list[str], probability: float | None, after_question: bool, found: Verdict
 ) -> None:
     assert judged("God it.", probability, "en", voiced_ms=600, after_question=after_question, others=others) is found
+
+
+@pytest.mark.parametrize(("said", "found"), [("a b c d e f", BACKCHANNEL), ("a b c d e f g", INTERRUPTION)])
+def test_more_words_than_an_acknowledgement_has_are_none_in_another_reading(said: str, found: Verdict) -> None:
+    assert judged(said, 0.5, "en", voiced_ms=600, after_question=False, others=["Got it."]) is found
+    assert judged("God it.", 0.5, "en", voiced_ms=600, after_question=False, others=["Got it.", said]) is found

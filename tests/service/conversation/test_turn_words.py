@@ -65,6 +65,21 @@ def test_a_reading_that_is_almost_as_likely_goes_on(others: list[str], unfinishe
         assert turn.words.unfinished is unfinished
 
 
+def test_no_thread_sees_a_turn_finished_that_a_likely_reading_keeps_open() -> None:
+    seen: list[Unfinished] = []
+
+    class Watched(TurnWords):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "unfinished":
+                seen.append(self.unfinished)
+
+    words = Watched(lambda: ENGLISH, now=lambda: 0.0)
+    seen.clear()
+    words.hear(TranscriptGuess("Tell me about that.", Hearing(others=("Tell me about the",))), language=None)
+    assert seen == [Unfinished.YES]
+
+
 def test_a_guess_that_is_withdrawn_tells_nothing() -> None:
     turn = Turn()
     turn.guess("")

@@ -119,6 +119,25 @@ async def test_a_large_round_lets_others_in_between() -> None:
 
 
 @pytest.mark.virtual_clock
+async def test_one_whose_check_fails_keeps_no_other_from_being_looked_at() -> None:
+    rounds, begin = PeerRounds(SETTINGS), now()
+
+    def fail() -> None:
+        raise RuntimeError("a check that fails")
+
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    failing, other, later = Silent(every=20, meanwhile=fail), Silent(every=20), Silent()
+    for peer, when in ((failing, 5), (other, 5), (later, 8)):
+        rounds.watch(peer.check_peer, begin + when)
+    try:
+        await asyncio.sleep(30)
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+    assert (len(failing.looked_at), len(other.looked_at), len(later.looked_at), len(told)) == (1, 2, 1, 1)
+
+
+@pytest.mark.virtual_clock
 async def test_without_pings_nobody_is_looked_at() -> None:
     rounds = PeerRounds(KeepAliveSettings(ping_interval=None, ping_timeout=None))
     peer = Silent()
