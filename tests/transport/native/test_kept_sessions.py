@@ -241,8 +241,8 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
 
 
 LATE = {
-    "elsewhere": ["is gone", "is gone, and was seen before", "is mute", "answers"],
-    "there": ["is gone", "is mute", "answers"],
+    "elsewhere": ["is gone", "is gone, and was seen before", "has closed", "is mute", "answers"],
+    "there": ["is gone", "has closed", "is mute", "answers"],
 }
 
 
@@ -292,6 +292,10 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
             assert living.session.spent_token is not None  # that pong does not tell that it has its new token
         elif late_client.startswith("is gone"):
             late.reset()
+            await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
+        elif late_client == "has closed":  # as a page does that comes back
+            sent = text("ping", t=0) + text("ping", t="a" * 200)
+            await late.send(sent + frame_bytes(Opcode.CLOSE, Close(4000, "").serialize()))
             await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
         else:
             assert await late.close_code() == 4408
