@@ -678,10 +678,10 @@ class Sessions:
             session = living.session
             if session.owner == owner and (key is not None or (token is not None and session.admits(token))):
                 await self.end(session, deleted=True)
-                if session.keeper is not None:
-                    await session.keeper.settled()
-                return
-        elif self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
+                if session.keeper is None or await session.keeper.settled():
+                    return
+                # Another server had it already, and this one did not know.
+        if self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
             return  # of any kind
         raise SessionNotFound(_NO_SESSION, param="session_id")
 

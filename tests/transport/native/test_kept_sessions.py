@@ -862,3 +862,27 @@ async def test_without_keys_its_token_deletes_a_session(shared: FakeStore, where
             assert (await call(asked.port, "DELETE", wrong)).status == 404
         assert (await call(asked.port, "DELETE", f"{path}?resume_token={client.created['resume_token']}")).status == 204
         assert shared.records[client.created["session_id"]].gone
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+async def test_a_server_that_does_not_know_that_it_lost_a_session_deletes_it_too(
+    shared: FakeStore, with_key: bool
+) -> None:
+    fields: dict[str, Any] = {"streaming_input": KEEPS, "still_answers": False}
+    options, headers = {}, []
+    if with_key:
+        fields["keys"], options, headers = (ALICE,), authorized("alice"), ["Authorization: Bearer alice"]
+    async with (
+        live_server(**fields) as before,
+        live_server(**fields) as now,
+        native_client(before, **options) as client,
+    ):
+        await client.barrier()
+        async with resumed(now, client, **options) as again:
+            await again.barrier()
+            assert (before.sessions, now.sessions) == (1, 1)
+            path = f"/v1/sessions/{client.created['session_id']}"
+            wanted = path if with_key else f"{path}?resume_token={again.created['resume_token']}"
+            assert (await call(before.port, "DELETE", wanted, None, *headers)).status == 204
+            assert shared.records[client.created["session_id"]].gone
+            assert (await again.until("session_closing"))["reason"] == "deleted"
