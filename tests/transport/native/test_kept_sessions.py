@@ -339,6 +339,36 @@ async def test_who_is_asked_again_answers_again(shared: FakeStore, monkeypatch: 
             await second.until(lambda: not second.sessions, "its end")
 
 
+async def test_who_is_overtaken_here_is_asked_again(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as server,
+        native_client(server) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await client.barrier()
+        wanted = query(client)
+        lost = await stack.enter_async_context(raw_websocket(server, query=wanted))
+        await lost.until("session_resumed")
+        waiting = [await stack.enter_async_context(raw_websocket(server, query=wanted)) for _ in range(3)]
+        for each in waiting:
+            assert await each.frame() == (Opcode.PING, b"call")
+        one, other, late = waiting
+        await one.send(frame_bytes(Opcode.PONG, b"call"))
+        await one.until("session_resumed")
+        await other.send(frame_bytes(Opcode.PONG, b"call"))
+        assert await other.frame() == (Opcode.PING, b"call")
+        await other.send(frame_bytes(Opcode.PONG, b"call"))
+        await other.until("session_resumed")
+        await other.send(text("ping", t=1))  # so it has its new token
+        await other.until("pong")
+        await late.send(frame_bytes(Opcode.PONG, b"call"))
+        assert (await late.until("error"))["error"]["code"] == "session_timeout"
+        await other.send(text("ping", t=2))
+        await other.until("pong")
+        await other.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
+        await server.until(lambda: not server.sessions, "its end")
+
+
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
     keys = (ALICE, BOB)
     alice, bob = (authorized(name) for name in ("alice", "bob"))
