@@ -34,6 +34,7 @@ from omni_ws.errors import (
     SessionNotFound,
 )
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.records import find_record
 from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper
@@ -501,7 +502,7 @@ async def test_a_session_that_another_server_takes_before_it_is_here_is_a_confli
 
 
 async def test_who_comes_just_after_a_session_was_given_back_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    find, begins, goes_on = keeper_module.find_record, asyncio.Event(), asyncio.Event()
+    find, begins, goes_on = find_record, asyncio.Event(), asyncio.Event()
 
     async def slowly(*arguments: Any, **options: Any) -> Any:
         begins.set()
