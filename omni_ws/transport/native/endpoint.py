@@ -190,7 +190,11 @@ class StreamingInput(SessionFrontEnd):
                 rounds=self._rounds,
             )
             attachment = await self._resume(connection, returning, key, client, make) if returning else None
-            await (attachment or await self._begin(connection, key, client, make, bound=bound)).run()
+            if attachment is None:
+                if not connection.is_open:  # nobody would learn of the session
+                    return
+                attachment = await self._begin(connection, key, client, make, bound=bound)
+            await attachment.run()
         except OmniError as error:
             # By a frame, since a browser cannot read the HTTP status of a handshake.
             await refuse(connection, error)

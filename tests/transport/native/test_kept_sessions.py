@@ -307,6 +307,28 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
         await server.until(lambda: not server.sessions, "its end")
 
 
+async def test_an_attempt_that_was_given_up_begins_no_session(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, looks, goes_on = FakeBackend.find, asyncio.Event(), asyncio.Event()
+
+    async def slowly(backend: FakeBackend, session_id: str) -> Any:
+        looks.set()
+        await goes_on.wait()
+        return await find(backend, session_id)
+
+    monkeypatch.setattr(FakeBackend, "find", slowly)
+    async with live_server(streaming_input=KEEPS) as server:
+        async with raw_websocket(server, query="?session_id=sess_x&resume_token=x") as late:
+            await looks.wait()
+            (connection,) = server.connections
+            late.reset()
+            await server.until(lambda: not connection.is_open, "its absence")
+            goes_on.set()
+            await server.until(lambda: not server.connections, "the end of the attempt")
+        assert (server.sessions, server.app.sessions.metrics.resumes.labels("refused")._value.get()) == (0, 1)
+
+
 async def test_who_is_asked_again_answers_again(shared: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other server takes the session while the client that came back to this one is asked."""
     take, went = FakeBackend.take, 0
