@@ -385,6 +385,7 @@ async def test_who_is_overtaken_here_is_asked_again(shared: FakeStore) -> None:
         await other.until("pong")
         await late.send(frame_bytes(Opcode.PONG, b"call"))
         assert (await late.until("error"))["error"]["code"] == "session_timeout"
+        assert server.app.sessions.metrics.resumes.labels("refused")._value.get() == 1
         await other.send(text("ping", t=2))
         await other.until("pong")
         await other.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
