@@ -78,8 +78,8 @@ class Metrics:
         self.resumes = self._counter(
             "resumes",
             "Attempts to resume: `resumed`; `taken_over` from the store, as another server had the session; `resync` "
-            "if the journal no longer had all missed outputs; `refused` if the session did not exist or the token was "
-            "wrong.",
+            "if the journal no longer had all missed outputs; `refused` if the session did not exist, the token was "
+            "wrong, or the client did not answer.",
             "outcome",
         )
         self.refused = self._counter(

@@ -465,7 +465,7 @@ class Link:
                 raise SessionNotFound("the session is there as it was before its last input")
             except SessionNotFound as error:
                 resume_token, self._lost_by, last = None, error, error
-            except ConnectionError as error:
+            except (ConnectionError, SessionTimeout) as error:  # the latter: a pong came too late
                 last = error
             except OmniError as error:
                 if not is_retryable(error):

@@ -26,8 +26,8 @@ from omni_ws.client import (
     connect,
 )
 from omni_ws.client.routes import Route, Routes
-from omni_ws.errors import InvalidValue, SessionNotFound, ShuttingDown
-from omni_ws.wire.server_frames import SessionClosingFrame, SessionResumedFrame, SessionUpdatedFrame
+from omni_ws.errors import InvalidValue, SessionNotFound, SessionTimeout, ShuttingDown
+from omni_ws.wire.server_frames import SessionClosingFrame, SessionResumedFrame, SessionUpdatedFrame, error_frame
 from omni_ws.wire.session_config import effective
 
 AT_ONCE = ClientLimits(reconnect_delays=(0, 0, 0))
@@ -192,6 +192,29 @@ async def test_a_session_with_less_input_than_was_acknowledged_is_left_for_a_fre
     async with scripted_server(loses, has_less, fresh) as url, connect(url, reconnect=True, limits=AT_ONCE) as session:
         assert (await session.ask_text("x")).text == "one "
         assert session.session_id == "sess_2"
+
+
+async def test_a_client_whose_sign_of_life_came_too_late_tries_again() -> None:
+    async def loses(peer: Peer) -> None:
+        await half_an_answer(peer)
+        peer.drop()
+
+    async def heard_nothing(peer: Peer) -> None:
+        await peer.send(error_frame(SessionTimeout("the client does not answer")))
+        await peer.close(4408)
+
+    async def goes_on(peer: Peer) -> None:
+        assert asked(peer)["resume_token"] == "tok_a"
+        await resume(peer, 1, last_output=0)
+        await peer.output("req_a", "text", text="two")
+        await peer.final("req_a")
+        await peer.until_closed()
+
+    async with (
+        scripted_server(loses, heard_nothing, goes_on) as url,
+        connect(url, reconnect=True, limits=AT_ONCE) as session,
+    ):
+        assert (await session.ask_text("x")).text == "one two"
 
 
 # audio that the store does not know of

@@ -661,10 +661,13 @@ class Sessions:
     ) -> Session:
         """Do what ``claim`` does; who shows a spent token of a session in a store has to answer, see ``take_over``."""
         living = self._living.get(session_id)
-        if self._store is not None and living is not None and living.session.has_spent(token):
-            before = living.session.digests
-            if not await answers() or living.session.digests != before:  # its client came, or was heard, meanwhile
-                raise SessionTimeout(_NO_ANSWER)
+        if self._store is not None and living is not None and living.session.owner == key_name(key):
+            session, before = living.session, None
+            # Again if another connection came meanwhile: then this one may be what its client gave up.
+            while session.has_spent(token) and session.digests != before:
+                before = session.digests
+                if not await answers() or (session.resumable and not session.has_spent(token)):  # or was heard over it
+                    raise SessionTimeout(_NO_ANSWER)
         return self.claim(session_id, token, key)
 
     async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
@@ -678,10 +681,10 @@ class Sessions:
             session = living.session
             if session.owner == owner and (key is not None or (token is not None and session.admits(token))):
                 await self.end(session, deleted=True)
-                if session.keeper is not None:
-                    await session.keeper.settled()
-                return
-        elif self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
+                if session.keeper is None or await session.keeper.settled():
+                    return
+                # Another server had it already, and this one did not know.
+        if self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
             return  # of any kind
         raise SessionNotFound(_NO_SESSION, param="session_id")
 

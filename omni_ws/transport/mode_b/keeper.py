@@ -141,6 +141,7 @@ class _Held(LeaseHolder, Gate):
             data = _encode(KeptModeB(at=time.time(), session=session.saved_for(self.owner)))
             self._store.snapshot(self.lease, data, tokens=(), away=not session.live)
         self._open_when_settled(self.lease)
+        self._store.when_settled(self.lease, partial(self._keeper.rest, self))
 
     def append(self, entry: bytes) -> None:
         """Append an entry to the log of the record."""
@@ -350,6 +351,8 @@ class ModeBKeeper:
         leaves = self._leaving and session.live and not held.behind
         if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):
             return
+        if self._held.get(session.id) is not held:  # it was given back meanwhile
+            return
         begun = session.live and (session.started or session.progress.received_bytes > SMALL_BYTES)
         if begun and not leaves:
             held.resting = asyncio.get_running_loop().call_later(LINGER_SEC, self._give_back, held)
@@ -386,12 +389,16 @@ class ModeBKeeper:
     def _fetch(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Fetch:
         """Return how a session is fetched from the store: one at a time, for all who want it, until it is here."""
         name = session_id, key_name(key)
-        if (fetch := self._fetches.get(name)) is None:
+        if (fetch := self._fetches.get(name)) is None or fetch.task.done():  # what it found may have been given back
             fetch = self._fetches[name] = _Fetch()
             call = self._fetch_for_all(fetch, session_id, key, client, store)
             fetch.task = asyncio.create_task(call, name=f"fetch of {session_id}")
-            fetch.task.add_done_callback(lambda task: self._fetches.pop(name))
+            fetch.task.add_done_callback(partial(self._forget_fetch, name))
         return fetch
+
+    def _forget_fetch(self, name: tuple[str, str | None], task: asyncio.Task[_Held | OmniError]) -> None:
+        if self._fetches[name].task is task:
+            del self._fetches[name]
 
     async def _fetch_for_all(
         self, fetch: _Fetch, session_id: str, key: ApiKey | None, client: str, store: SessionStore
@@ -495,6 +502,8 @@ class ModeBKeeper:
             held.snapshot()
             try:
                 await held.settled()
+                if lease is not None and lease.lost:
+                    raise held_elsewhere()
             except BaseException:
                 self._give_back(held)
                 raise

@@ -70,9 +70,9 @@ from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.
 MAX_WAIT_SEC: Final = 60
-#: Sent with a 202: when to ask again for a result that is not complete.
 #: How long a status waits for a session whose input is fed again; then it tells how far that is.
 _STATUS_PATIENCE_SEC: Final = 1.0
+#: Sent with a 202: when to ask again for a result that is not complete.
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 

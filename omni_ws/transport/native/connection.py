@@ -208,6 +208,7 @@ _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
 _FIN: Final = 0x80
 _TEXT: Final = _FIN | Opcode.TEXT
 _BINARY: Final = _FIN | Opcode.BINARY
+_CLOSE: Final = _FIN | Opcode.CLOSE
 _PONG: Final = _FIN | Opcode.PONG
 _EMPTY_PING: Final = bytes((_FIN | Opcode.PING, 0))
 #: The ping of ``answers``, whose pong has the same payload.
@@ -338,7 +339,7 @@ class StreamConnection(PausedReading, ServerConnection):
         return self.state is State.OPEN and not self.transport.is_closing()
 
     async def answers(self) -> bool:
-        """Ping a peer that has no session yet. Returns whether it sends anything before it is gone, and in time."""
+        """Ping a peer that has no session yet. Returns whether it sends anything in time, and has not closed."""
         if not self.is_open:
             return False
         before = len(self._pending)
@@ -353,7 +354,7 @@ class StreamConnection(PausedReading, ServerConnection):
             return False
         finally:
             self._answer = None
-        return self.is_open and len(self._pending) > before
+        return self.is_open and len(self._pending) > before and not _has_farewell(self._pending)
 
     def _end_answer(self) -> None:
         if self._answer is not None and not self._answer.done():
@@ -647,6 +648,22 @@ class StreamConnection(PausedReading, ServerConnection):
         self._unfinished.resize(0)
         if self._receiver is not None and self._parsing is not Parsing.DEPARTED:
             self._receiver.receive_message(message, is_text=is_text)
+
+
+def _has_farewell(data: bytes) -> bool:
+    """Return whether there is a closing frame among the frames of ``data``, the last of which may be incomplete."""
+    start = 0
+    while start + 1 < len(data):
+        if data[start] == _CLOSE:
+            return True
+        payload, size = start + _SHORT_HEADER_BYTES, data[start + 1] - _MASK_BIT
+        if size < 0:  # not of a client
+            return False
+        if size >= _LENGTH_16:
+            payload += 2 if size == _LENGTH_16 else 8
+            size = int.from_bytes(data[start + 2 : payload - 4])
+        start = payload + size
+    return False
 
 
 def stream_accepted(

@@ -21,6 +21,7 @@ from omni_ws.errors import (
     OmniError,
     ResyncRequired,
     SessionNotFound,
+    SessionTimeout,
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
@@ -190,7 +191,11 @@ class StreamingInput(SessionFrontEnd):
                 rounds=self._rounds,
             )
             attachment = await self._resume(connection, returning, key, client, make) if returning else None
-            await (attachment or await self._begin(connection, key, client, make, bound=bound)).run()
+            if attachment is None:
+                if not connection.is_open:  # nobody would learn of the session
+                    return
+                attachment = await self._begin(connection, key, client, make, bound=bound)
+            await attachment.run()
         except OmniError as error:
             # By a frame, since a browser cannot read the HTTP status of a handshake.
             await refuse(connection, error)
@@ -216,7 +221,7 @@ class StreamingInput(SessionFrontEnd):
     async def _resume(
         self, connection: StreamConnection, returning: Return, key: ApiKey | None, client: str, make: _Make
     ) -> WebSocketSession | None:
-        """Resume a session, and return its new attachment. Raises SessionNotFound, and what ``take_over`` raises.
+        """Resume a session, and return its new attachment. Raises what ``take_over`` raises.
 
         Returns None if a fresh session must follow, which is reported to the client: the session has discarded outputs
         that the client lacks, and is ended; or the store has none with this id and token that this server can read.
@@ -225,9 +230,9 @@ class StreamingInput(SessionFrontEnd):
         while True:
             try:
                 session, frames, outcome = await self._returned(connection, returning, key, client)
-            except SessionNotFound:
+            except (SessionNotFound, SessionTimeout) as error:
                 resumes.labels("refused").inc()
-                if not self._live.has_store:
+                if not self._live.has_store or isinstance(error, SessionTimeout):
                     raise
                 message = "no session to go on with is known by this session_id and resume_token; a new session follows"
                 _report(connection, ResyncRequired(message, param="session_id"))

@@ -34,6 +34,7 @@ from omni_ws.errors import (
     SessionNotFound,
 )
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.records import find_record
 from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper
@@ -474,6 +475,59 @@ async def test_a_session_that_is_deleted_while_it_is_taken_is_not_here(monkeypat
             async with second.using(session_id):
                 pass
         assert second.sessions[0] == 0
+
+
+async def test_a_session_that_another_server_takes_before_it_is_here_is_a_conflict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled, reins = keeper_module._Held.settled, Reins()
+    reins.loose = False
+    async with servers(reins=reins) as (first, second):
+        session_id = await first.create("a", start="on_first_chunk")
+        await asyncio.sleep(2 * LINGER_SEC)
+        assert first.sessions == (0, 0)  # although its last message waited for the store when nobody used it any more
+
+        async def overtaken(held: Any) -> None:
+            assert await first.store.take(session_id, force=True) is not None
+            await settled(held)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper_module._Held, "settled", overtaken)
+            with pytest.raises(SessionConflict):
+                async with second.using(session_id):
+                    pass
+        reins.let_go()
+        await rest()
+        assert second.sessions == (0, 0)
+
+
+async def test_who_comes_just_after_a_session_was_given_back_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    find, begins, goes_on = find_record, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any, **options: Any) -> Any:
+        begins.set()
+        await goes_on.wait()
+        return await find(*arguments, **options)
+
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+        await rest()
+        given_back, drop = asyncio.Event(), second.keeper.drop
+
+        def dropped(*arguments: Any) -> None:
+            given_back.set()
+            drop(*arguments)
+
+        monkeypatch.setattr(second.keeper, "drop", dropped)
+        monkeypatch.setattr(keeper_module, "find_record", slowly)
+        leaves = asyncio.create_task(second.result(session_id))
+        await begins.wait()
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        goes_on.set()
+        await given_back.wait()
+        async with second.using(session_id) as session:
+            assert session.live
 
 
 async def test_sessions_at_rest_expire_as_if_they_had_stayed(monkeypatch: pytest.MonkeyPatch) -> None:

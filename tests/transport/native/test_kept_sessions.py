@@ -241,8 +241,8 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
 
 
 LATE = {
-    "elsewhere": ["is gone", "is gone, and was seen before", "is mute", "answers"],
-    "there": ["is gone", "is mute", "answers"],
+    "elsewhere": ["is gone", "is gone, and was seen before", "has closed", "is mute", "answers"],
+    "there": ["is gone", "has closed", "is mute", "answers"],
 }
 
 
@@ -293,6 +293,10 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
         elif late_client.startswith("is gone"):
             late.reset()
             await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
+        elif late_client == "has closed":  # as a page does that comes back
+            sent = text("ping", t=0) + text("ping", t="a" * 200)
+            await late.send(sent + frame_bytes(Opcode.CLOSE, Close(4000, "").serialize()))
+            await slow.until(lambda: len(slow.connections) == (slow is first), "its absence")
         else:
             assert await late.close_code() == 4408
         has_it, server = (late, slow) if late_client == "answers" else (current, first)
@@ -301,6 +305,28 @@ async def test_an_attempt_that_was_given_up_takes_no_session(
         assert record.fence == (1 if server is first else 2)
         await has_it.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
         await server.until(lambda: not server.sessions, "its end")
+
+
+async def test_an_attempt_that_was_given_up_begins_no_session(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, looks, goes_on = FakeBackend.find, asyncio.Event(), asyncio.Event()
+
+    async def slowly(backend: FakeBackend, session_id: str) -> Any:
+        looks.set()
+        await goes_on.wait()
+        return await find(backend, session_id)
+
+    monkeypatch.setattr(FakeBackend, "find", slowly)
+    async with live_server(streaming_input=KEEPS) as server:
+        async with raw_websocket(server, query="?session_id=sess_x&resume_token=x") as late:
+            await looks.wait()
+            (connection,) = server.connections
+            late.reset()
+            await server.until(lambda: not connection.is_open, "its absence")
+            goes_on.set()
+            await server.until(lambda: not server.connections, "the end of the attempt")
+        assert (server.sessions, server.app.sessions.metrics.resumes.labels("refused")._value.get()) == (0, 1)
 
 
 async def test_who_is_asked_again_answers_again(shared: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +359,37 @@ async def test_who_is_asked_again_answers_again(shared: FakeStore, monkeypatch: 
             assert (await again.until("pong"))["t"] == 2
             await again.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
             await second.until(lambda: not second.sessions, "its end")
+
+
+async def test_who_is_overtaken_here_is_asked_again(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as server,
+        native_client(server) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await client.barrier()
+        wanted = query(client)
+        lost = await stack.enter_async_context(raw_websocket(server, query=wanted))
+        await lost.until("session_resumed")
+        waiting = [await stack.enter_async_context(raw_websocket(server, query=wanted)) for _ in range(3)]
+        for each in waiting:
+            assert await each.frame() == (Opcode.PING, b"call")
+        one, other, late = waiting
+        await one.send(frame_bytes(Opcode.PONG, b"call"))
+        await one.until("session_resumed")
+        await other.send(frame_bytes(Opcode.PONG, b"call"))
+        assert await other.frame() == (Opcode.PING, b"call")
+        await other.send(frame_bytes(Opcode.PONG, b"call"))
+        await other.until("session_resumed")
+        await other.send(text("ping", t=1))  # so it has its new token
+        await other.until("pong")
+        await late.send(frame_bytes(Opcode.PONG, b"call"))
+        assert (await late.until("error"))["error"]["code"] == "session_timeout"
+        assert server.app.sessions.metrics.resumes.labels("refused")._value.get() == 1
+        await other.send(text("ping", t=2))
+        await other.until("pong")
+        await other.send(frame_bytes(Opcode.CLOSE, Close(1000, "").serialize()))
+        await server.until(lambda: not server.sessions, "its end")
 
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
@@ -858,3 +915,27 @@ async def test_without_keys_its_token_deletes_a_session(shared: FakeStore, where
             assert (await call(asked.port, "DELETE", wrong)).status == 404
         assert (await call(asked.port, "DELETE", f"{path}?resume_token={client.created['resume_token']}")).status == 204
         assert shared.records[client.created["session_id"]].gone
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+async def test_a_server_that_does_not_know_that_it_lost_a_session_deletes_it_too(
+    shared: FakeStore, with_key: bool
+) -> None:
+    fields: dict[str, Any] = {"streaming_input": KEEPS, "still_answers": False}
+    options, headers = {}, []
+    if with_key:
+        fields["keys"], options, headers = (ALICE,), authorized("alice"), ["Authorization: Bearer alice"]
+    async with (
+        live_server(**fields) as before,
+        live_server(**fields) as now,
+        native_client(before, **options) as client,
+    ):
+        await client.barrier()
+        async with resumed(now, client, **options) as again:
+            await again.barrier()
+            assert (before.sessions, now.sessions) == (1, 1)
+            path = f"/v1/sessions/{client.created['session_id']}"
+            wanted = path if with_key else f"{path}?resume_token={again.created['resume_token']}"
+            assert (await call(before.port, "DELETE", wanted, None, *headers)).status == 204
+            assert shared.records[client.created["session_id"]].gone
+            assert (await again.until("session_closing"))["reason"] == "deleted"
