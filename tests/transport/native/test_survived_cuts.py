@@ -85,6 +85,9 @@ class Wire:
     def write_ping(self) -> None:
         pass
 
+    async def answers(self) -> bool:
+        return self.is_open
+
     def pause_reading(self, reason: Any) -> None:
         pass
 
