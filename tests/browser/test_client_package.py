@@ -15,14 +15,24 @@ from support.patience import PATIENCE_SEC
 PACKAGE = Path(__file__).parents[2] / "clients" / "js"
 
 
+#: Tests that a server is there for.
+NEED_A_SERVER = 8
+
+
+def counts(output: str) -> dict[str, int]:
+    """How many tests there were, by outcome, but for those that passed, which are most."""
+    found = {name: int(number) for name, number in re.findall(r"^# (\w+) (\d+)$", output, re.MULTILINE)}
+    assert found["pass"] > 100, output
+    return {name: found[name] for name in ("fail", "cancelled", "skipped", "todo")}
+
+
 async def test_in_node_against_the_vectors_and_the_server() -> None:
     command = await node_command()
     tests = [str(file) for file in sorted((PACKAGE / "test").iterdir())]
     async with live_server(streaming_input={"resume_grace_sec": PATIENCE_SEC}) as server:
         url = f"OMNI_WS_URL=http://127.0.0.1:{server.port}/"
         output = await run("env", url, *command, "--test", "--test-force-exit", *tests, cwd=PACKAGE)
-    assert re.search(r"# pass 130\b", output), output
-    assert re.search(r"# skipped 0\b", output), output
+    assert counts(output) == {"fail": 0, "cancelled": 0, "skipped": 0, "todo": 0}
 
 
 async def test_npm_test_needs_no_server() -> None:
@@ -31,8 +41,7 @@ async def test_npm_test_needs_no_server() -> None:
     if npm is None:
         pytest.skip("npm is not installed")
     output = await run("env", "--unset=OMNI_WS_URL", npm, "test", cwd=PACKAGE)
-    assert re.search(r"# fail 0\b", output), output
-    assert re.search(r"# pass 122\b", output), output
+    assert counts(output) == {"fail": 0, "cancelled": 0, "skipped": NEED_A_SERVER, "todo": 0}
 
 
 async def test_npm_packs_it_and_what_was_packed_works(tmp_path: Path) -> None:
