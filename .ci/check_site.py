@@ -1,4 +1,4 @@
-"""Looks at pages of the site as everybody may: `PYTHON .ci/check_site.py build/site`, with playwright and Chromium.
+"""Checks the accessibility of the site with axe-core: `PYTHON .ci/check_site.py build/site`, with playwright.
 
 axe-core judges the front page, the tutorial and a page of tables, light and dark, on a desk and on a phone. Without
 Chromium it says so.
@@ -49,7 +49,7 @@ def main() -> int:
     (folder,) = sys.argv[1:]
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        print("the site was not looked at: no Chromium")
+        print("the accessibility of the site was not checked: Chromium is not installed")
         return 0
     sys.path.insert(0, str(ROOT / "tests"))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from benchmarks.fleet.processes import Process, StoreProcess
 from benchmarks.fleet.talkers import Talker
 
-#: Conversations of which all is told, and lines of each log about one of them.
+#: The most conversations that are described, and log lines of each process about one of them.
 _MOST: Final = 4
 _LINES: Final = 6
-#: What is told of each server of HAProxy: connections, in the queue, its state, the last check, and seconds since.
+#: The printed fields of each server in HAProxy's statistics: connections, queue, state, last check, seconds since.
 _OF_A_SERVER: Final = ("scur", "qcur", "status", "check_status", "lastchg")
 
 
