@@ -1,29 +1,33 @@
 """An event loop whose clock jumps: where nothing is ready, time moves to the next timer at once.
 
 Minutes of time-outs run in milliseconds over real loopback sockets, and a deadlock becomes an error instead of a
-hanging test. Two things it cannot do: it does not wait for threads (work in an executor looks like idleness, and time
-jumps over it, but for the farthest jumps), and it cannot wrap uvloop, which has no selector.
+hanging test. Before it jumps over a time-out, it lets threads finish what they work at. It cannot wrap uvloop, which
+has no selector.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
 import threading
 import time
-from pathlib import Path
 
 #: Real time given to the kernel before the clock jumps: on a loaded machine, loopback bytes may still be on their way.
 _SETTLE_SEC = 0.002
 #: Before a jump that ends sessions and connections (_FAR_SEC of virtual time or more), what a busy kernel may need.
 _SETTLE_FAR_SEC = 0.02
 _FAR_SEC = 1.0
-#: Before a jump as far as the time-outs of sessions, while threads or children work: a timer of theirs stays armed
-#: while an answer is made in a thread.
-_SETTLE_FARTHEST_SEC = 1.0
+#: Jumps as far as any time-out wait for threads that work: a timer stays armed while an answer is made in a thread. The
+#: shorter ones are the pace of sound.
+_TIMEOUT_SEC = 0.1
+#: Those as far as the time-outs of sessions wait for children, too, of which no more is known than that they live.
 _FARTHEST_SEC = 60.0
+#: How long, in real time.
+_WORK_SEC = 5.0
 #: Real time after which a loop with no timer and nothing to read counts as a deadlock.
 _DEADLOCK_SEC = 5.0
+_TASKS = "/proc/self/task"
 
 _Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -51,37 +55,40 @@ class JumpingSelector(selectors.DefaultSelector):
                 raise Deadlock("every task waits, and nothing is left to wake one")
             return ready
         ready = super().select(_SETTLE_SEC if timeout < _FAR_SEC else _SETTLE_FAR_SEC)
-        if not ready and timeout >= _FARTHEST_SEC:
-            ready = self._others_done()
+        if not ready and timeout >= _TIMEOUT_SEC:
+            ready = self._others_done(children=timeout >= _FARTHEST_SEC)
         if not ready:
             self.now += timeout
             self.jumps += 1
         return ready
 
-    def _others_done(self) -> _Ready:
+    def _others_done(self, *, children: bool) -> _Ready:
         """What is ready when no thread works any more, or after a while."""
-        end = time.monotonic() + _SETTLE_FARTHEST_SEC
-        while _others_work() and time.monotonic() < end:
-            if ready := super().select(_SETTLE_FAR_SEC):
+        end = time.monotonic() + _WORK_SEC
+        while (_threads_work() or (children and _children())) and time.monotonic() < end:
+            if ready := super().select(_SETTLE_SEC):
                 return ready
         return super().select(0)
 
 
-def _others_work() -> bool:
-    """Whether another thread runs or could run, or there is a child, of which no more is known."""
+def _threads_work() -> bool:
+    """Whether another thread runs or could run."""
     own = str(threading.get_native_id())
-    threads = list(Path("/proc/self/task").glob("*"))
-    if any(_read(thread / "children") for thread in threads):
-        return True
-    states = (_read(thread / "stat").rpartition(")")[2].split()[:1] for thread in threads if thread.name != own)
-    return not threads or any(state in (["R"], ["D"]) for state in states)
+    return any(
+        _read(f"{name}/stat").rpartition(b")")[2][1:2] in (b"R", b"D") for name in os.listdir(_TASKS) if name != own
+    )
 
 
-def _read(file: Path) -> str:
+def _children() -> bool:
+    return any(_read(f"{name}/children") for name in os.listdir(_TASKS))
+
+
+def _read(name: str) -> bytes:
     try:
-        return file.read_text("utf-8")
+        with open(f"{_TASKS}/{name}", "rb") as file:
+            return file.read()
     except OSError:  # the thread has ended
-        return ""
+        return b""
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):

@@ -393,7 +393,7 @@ async def play(server: LiveServer, engine: Told, seed: int) -> None:
 @pytest.fixture(autouse=True)
 def _only_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No socket and no thread is waited for, and no sound is taken for an acknowledgement."""
-    for name in ("_SETTLE_SEC", "_SETTLE_FAR_SEC", "_SETTLE_FARTHEST_SEC"):
+    for name in ("_SETTLE_SEC", "_SETTLE_FAR_SEC", "_WORK_SEC"):
         monkeypatch.setattr(virtual_clock, name, 0)
     monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.0)
 
