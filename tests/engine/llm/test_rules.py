@@ -284,6 +284,9 @@ def test_favourites_are_remembered() -> None:
         ("I live in New York City now.", "Where do I live?", "You told me that you live in New York City."),
         ("I'm 34 years old.", "How old am I?", "You told me that you are 34."),
         ("I have a dog named Rex.", "What's my dog called?", "Your dog's name is Rex."),
+        ("My name is Tomás and I live in Porto.", "Where did I say I live?", "You told me that you live in Porto."),
+        ("I live in Rome, and my dog is called Rex.", "Where do I live?", "You told me that you live in Rome."),
+        ("I live in Rome, and my dog is called Rex.", "What's my dog called?", "Your dog's name is Rex."),
         ("Hello.", "What is the name of my dog?", "You haven't told me."),
         ("Hello.", "where do i live", "You haven't told me."),
         ("Hello.", "how old am i", "You haven't told me."),
@@ -319,7 +322,7 @@ def test_small_talk_and_help() -> None:
     assert reply("hello") == "Hello. How can I help you?"
     assert reply("stop") == "Okay."
     assert reply("help") == " ".join(HELP)
-    assert reply("thank you!") == "You're welcome."
+    assert reply("thank you!") == reply("Thanks, that was really helpful.") == "You're welcome."
 
 
 def test_no_wording_comes_twice_in_a_row() -> None:

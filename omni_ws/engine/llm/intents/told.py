@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from omni_ws.engine.llm.intents.sums import parse_number
@@ -25,6 +26,9 @@ _WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
 #: What is told → its form.
 _FACTS: Final = {name: re.compile(inserted(form, _DATA["words"])) for name, form in _DATA["facts"].items()}
 _OLDEST: Final = 130
+#: Where a sentence goes on with another fact, as in "I'm Ann and my dog is called Rex".
+_NEXT_FACT: Final = re.compile(r" and (?=(?:i|my) )")
+_MOST_FACTS: Final = 8
 
 
 # Names and facts
@@ -62,7 +66,8 @@ def _name(words: str, text: str) -> str | None:
 
 def _facts(text: str) -> Iterator[tuple[str, str]]:
     """What somebody tells of themselves, such as ("favorite color", "blue"), as it was written."""
-    for words in reversed([*requests(plain_words(text))]):
+    clauses = _NEXT_FACT.split(plain_words(text), maxsplit=_MOST_FACTS)
+    for words in chain.from_iterable(reversed([*requests(clause)]) for clause in clauses):
         for name, form in _FACTS.items():
             if (found := form.fullmatch(words)) is not None and found["value"].count(" ") < _MOST_VALUE_WORDS:
                 what, value = _what(found.groupdict()) or name, found["value"]
