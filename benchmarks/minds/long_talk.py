@@ -157,7 +157,11 @@ async def measure(port: int, *, words: int, tokens: int, is_given: bool) -> bool
     began, first = time.perf_counter(), {**config, "history_summary": True}
     if is_given:
         given(talk, script, words=words)
-        first["history_items"] = talk.items[-MAX_HISTORY_ITEMS:]
+        if len(talk.items) > MAX_HISTORY_ITEMS:
+            raise SystemExit(
+                f"a talk of {len(talk.items)} messages cannot be given, only {MAX_HISTORY_ITEMS}: take fewer --words"
+            )
+        first["history_items"] = talk.items
     async with connect(url, config=first) as session:
         if is_given:
             await pause(port, BREAK_SEC)

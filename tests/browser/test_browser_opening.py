@@ -56,14 +56,14 @@ async def test_a_link_opens_no_microphone_without_a_button(server: LiveServer) -
 @pytest.mark.parametrize("allow", [(), ("microphone",)], ids=["not to hear", "not to sound"])
 async def test_an_app_that_may_not_yet_shows_the_button(server: LiveServer, allow: tuple[str, ...]) -> None:
     async with demo_page(settings=OPEN, own_context=True, allow=allow) as demo:
-        shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        await demo.page.expose_function("showed", lambda words: shown.done() or shown.set_result(words))
+        shown: asyncio.Queue[str] = asyncio.Queue()
+        await demo.page.expose_function("showed", shown.put_nowait)
         await demo.page.add_init_script(AS_APP)
         await demo.page.add_init_script(TELL_OF_A_MESSAGE)
         # Nothing looks into the page meanwhile: to Chromium that is a touch, after which it may sound.
         await demo.page.goto(f"http://127.0.0.1:{server.port}/?listen#key={KEY}")
         async with asyncio.timeout(PATIENCE_SEC):
-            assert "The microphone opens when you press the button." in await shown
+            assert "The microphone opens when you press the button." in await shown.get()
 
 
 async def test_the_shortcut_for_writing_has_the_line_ready(server: LiveServer) -> None:
