@@ -224,6 +224,7 @@ class Words:
     """What a recogniser tells in pauses."""
 
     expected = True
+    in_groups = False
     stalled = False
     told = 0
     unfinished = Unfinished.PERHAPS
