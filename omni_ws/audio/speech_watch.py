@@ -209,8 +209,8 @@ class TurnDetector:
     ``words_told``. If they go on, the turn ends after ``silence_duration_ms``, whatever the judge says. If they are
     whole, it ends sooner where the judge is not sure, and at the latest after ``whole_silence_ms``. As long as they are
     not known, it does not end before LATE_WORDS_WINDOWS: nothing could be answered sooner. A speaker who has paused in
-    the turn may pause half as long again, unless the judge is sure. Who dictates in groups, and has paused in the turn, has
-    ``whole_silence_ms`` between any two of them, however sure the judge is.
+    the turn may pause half as long again, unless the judge is sure; if what is spoken is dictated in groups, the turn
+    ends after ``whole_silence_ms`` at the earliest, however sure the judge is.
 
     If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
     speaker: then half of ``whole_silence_ms`` ends the turn.

@@ -74,11 +74,12 @@ class _Lists:
     year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
 
     A word of ``particles`` may end a question, and a sentence that holds one of ``separable``: "can you turn it off".
-    After one of ``to`` behind one of ``before_to`` also a question goes on: "what's the best way to". One of ``that``
-    begins a clause in one of ``says`` and a receiver: "tell my sister that". A sentence that begins with one of ``clauses`` waits for its main clause, unless
-    it ends in one of ``ends_clause``: "if you like". What is dictated follows one of ``introduces`` in a statement, and
-    goes on behind "B as in Bravo", where ``alphabet`` has "as in". ``plus`` begins a telephone number. Where one of
-    ``spelled`` was said, capitals are letters.
+    After one of ``to`` behind one of ``before_to`` a question goes on as well: "what's the best way to". A ``that``
+    begins a clause behind one of ``says`` and a receiver: "tell my sister that". A sentence that begins with one of
+    ``clauses`` waits for its main clause, unless it ends in one of ``ends_clause``: "if you like".
+    What is dictated follows one of ``introduces`` in a statement ("the guests are"), and goes on behind a letter with
+    its name, "B as in Bravo": ``alphabet`` has "as in". ``plus`` begins a telephone number. Behind one of ``spelled``
+    capitals are letters.
     """
 
     open: frozenset[str]
@@ -178,13 +179,17 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
         return Unfinished.YES
     if last in lists.stranded:
         # "what is this for", "who did you give it to", "is the radio on?"
-        may_end = words[0] in lists.asks or (question and last in lists.particles)
+        may_end = words[0] in lists.asks or (last in lists.particles and (question or words[0] in lists.introduces))
         return Unfinished.PERHAPS if may_end else Unfinished.YES
     return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
 
 
 def _only_names(words: list[str], lists: _Lists) -> bool:
-    """Return whether the words only name what follows: "Order number."."""
+    """Return whether the words only name what follows: "Order number.", "He spells it."."""
+    if words[-1] in lists.spelled or (
+        words[-1] in lists.finished_after and words[-2:-1] and words[-2] in lists.spelled
+    ):
+        return True
     commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
     return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
 
@@ -242,8 +247,7 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     while begin > 1 and words[begin - 1] == _PLAIN:
         begin -= 1
     if begin < len(words):  # "3.30" behind another group
-        before = words[:begin]
-        return words[0] != _PLAIN and (asked or _dictated(before, lists) or _is_plus(before, lists))
+        return asked or _dictated(words[:begin], lists) or _is_plus(words[:begin], lists)
     spelled = all(len(word) == 1 and word.isalpha() for word in words[-2:])
     while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or spelled or signs > 0)):
         begin, signs = begin - 1, signs + found
