@@ -37,6 +37,11 @@ RATE: Final = 16_000
 #: The voices of Kokoro that speak, and the small voice; none is one that the classifier was trained on.
 SMALL: Final = "hibari"
 VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "am_puck", SMALL)
+#: Voices of Kokoro that say other sentences: other_sentences.toml.
+OTHER_VOICES: Final = (
+    *("af_kore", "am_liam", "bf_isabella", "bm_daniel", "af_sky", "am_eric"),
+    *("af_alloy", "am_echo", "bf_alice", "bm_lewis", "af_aoede", "am_onyx"),
+)
 #: Levels in dBFS: the mean power of the loud frames.
 LEVEL, QUIET, TELEVISION, BABBLE = -22.0, -30.0, -35.0, -38.0
 _SEED: Final = 39
@@ -61,9 +66,9 @@ class Stimulus:
     quiet: bool = False
 
 
-def texts() -> dict[str, list[str]]:
+def texts(file: str = "sentences.toml") -> dict[str, list[str]]:
     """What is said, by kind."""
-    return tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 # Rendering
@@ -167,6 +172,16 @@ class Plan:
             *(_some(all_of(), share) for all_of in (_acknowledgements, _interruptions, _pauses, _wholes, _dictations))
         )
 
+    @classmethod
+    def of_others(cls) -> Plan:
+        """Other sentences and dictations, each once, by other voices."""
+        said = texts("other_sentences.toml")
+        pauses, wholes, dictations = (
+            [_by_another_voice(number, text) for number, text in enumerate(said[kind])]
+            for kind in ("pauses", "wholes", "dictations")
+        )
+        return cls([], [], pauses, wholes, dictations)
+
     def render(self, kinds: Iterable[str]) -> None:
         """Put the speech of these kinds, names of fields or "news", into the cache if it is not there."""
         wanted = {kind: _NEWS if kind == "news" else _speech(getattr(self, kind)) for kind in kinds}
@@ -253,6 +268,13 @@ def _dictations() -> list[Planned]:
         for n, text in enumerate(texts()["dictations"])
         for k in range(4)
     ]
+
+
+def _by_another_voice(number: int, text: str) -> Planned:
+    voice = OTHER_VOICES[number % len(OTHER_VOICES)]
+    if "|" not in text:
+        return _said(voice, text)
+    return _paused(voice, text, ((600, 850), (800, 550), (1000, 700), (500, 950))[number % 4])
 
 
 # What sounds beside the speaker

@@ -145,7 +145,7 @@ def dictates(text: str, language: str, *, asked: str = "") -> bool:
     words = _spelled_out(text, lists, asked=asked_to)
     if not words or _QUESTION.search(text):
         return False
-    introduced = words[0] not in lists.asks and not lists.introduces.isdisjoint(words[-2:])
+    introduced = words[-1] in lists.introduces and words[0] not in lists.asks
     return introduced or _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _only_names(words, lists)
 
 
