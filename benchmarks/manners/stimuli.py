@@ -37,11 +37,6 @@ RATE: Final = 16_000
 #: The voices of Kokoro that speak, and the small voice; none is one that the classifier was trained on.
 SMALL: Final = "hibari"
 VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "am_puck", SMALL)
-#: Voices of Kokoro that say other sentences: other_sentences.toml.
-OTHER_VOICES: Final = (
-    *("af_kore", "am_liam", "bf_isabella", "bm_daniel", "af_sky", "am_eric"),
-    *("af_alloy", "am_echo", "bf_alice", "bm_lewis", "af_aoede", "am_onyx"),
-)
 #: Levels in dBFS: the mean power of the loud frames.
 LEVEL, QUIET, TELEVISION, BABBLE = -22.0, -30.0, -35.0, -38.0
 _SEED: Final = 39
@@ -66,8 +61,12 @@ class Stimulus:
     quiet: bool = False
 
 
-def texts(file: str = "sentences.toml") -> dict[str, list[str]]:
+def texts() -> dict[str, list[str]]:
     """What is said, by kind."""
+    return _read("sentences.toml")
+
+
+def _read(file: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
@@ -175,9 +174,12 @@ class Plan:
     @classmethod
     def of_others(cls) -> Plan:
         """Other sentences and dictations, each once, by other voices."""
-        said = texts("other_sentences.toml")
         pauses, wholes, dictations = (
-            [_by_another_voice(number, text) for number, text in enumerate(said[kind])]
+            [
+                _by_another_voice(said["voices"][number % len(said["voices"])], text, number)
+                for said in _read("other_sentences.toml")["said"]
+                for number, text in enumerate(said[kind])
+            ]
             for kind in ("pauses", "wholes", "dictations")
         )
         return cls([], [], pauses, wholes, dictations)
@@ -270,11 +272,10 @@ def _dictations() -> list[Planned]:
     ]
 
 
-def _by_another_voice(number: int, text: str) -> Planned:
-    voice = OTHER_VOICES[number % len(OTHER_VOICES)]
+def _by_another_voice(voice: str, text: str, number: int) -> Planned:
     if "|" not in text:
         return _said(voice, text)
-    return _paused(voice, text, ((600, 850), (800, 550), (1000, 700), (500, 950))[number % 4])
+    return _paused(voice, text, ((500, 900), (750, 650), (1000, 600), (600, 800))[number % 4])
 
 
 # What sounds beside the speaker

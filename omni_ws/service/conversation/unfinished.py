@@ -186,9 +186,8 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
 
 def _only_names(words: list[str], lists: _Lists) -> bool:
     """Return whether the words only name what follows: "Order number.", "He spells it."."""
-    if words[-1] in lists.spelled or (
-        words[-1] in lists.finished_after and words[-2:-1] and words[-2] in lists.spelled
-    ):
+    spells_it = words[-1] in lists.finished_after and not lists.spelled.isdisjoint(words[-2:-1])
+    if words[-1] in lists.spelled or spells_it:
         return True
     commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
     return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
@@ -256,11 +255,9 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
         return False
     if asked or _names_a_row(words[:begin], lists) or _is_plus(words[:begin], lists):
         return True
-    if _LEADING_ZERO.fullmatch(words[-1]):
-        return True
     if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times | lists.months):
         return False
-    return length >= _LEAST_WORDS or not begin
+    return length >= _LEAST_WORDS or not begin or _LEADING_ZERO.fullmatch(words[-1]) is not None
 
 
 def _dictated(words: list[str], lists: _Lists) -> bool:
