@@ -55,6 +55,9 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument(
         "--one-reading", action="store_true", help="with --audio-time: no readings that are almost as likely"
     )
+    parser.add_argument(
+        "--others", action="store_true", help="other sentences, by other voices (rows: sentences, dictations)"
+    )
     parser.add_argument("--server", default="--llm rules", help="arguments of omni-ws serve, in place of: --llm rules")
     parser.add_argument(
         "--realtime", choices=("semantic", "default"), help="over /v1/realtime: with semantic_vad, or its defaults"
@@ -64,7 +67,9 @@ def main(arguments: Sequence[str]) -> bool:
     options = parser.parse_args(arguments)
     if options.audio_time is not None:
         options.rows = [row for row in options.rows if row in AUDIO_TIME_ROWS]
-    plan = Plan.of(options.share)
+    if options.others:
+        options.rows = [row for row in options.rows if row in ("sentences", "dictations")]
+    plan = Plan.of_others() if options.others else Plan.of(options.share)
     plan.render({kind for row in options.rows for kind in NEEDS.get(row, ())})
     kept = [one for one in arguments if one != "--write"]
     command = shlex.join(["python", "-m", "benchmarks.manners", *_without_notes(kept)])

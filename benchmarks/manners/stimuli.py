@@ -63,7 +63,11 @@ class Stimulus:
 
 def texts() -> dict[str, list[str]]:
     """What is said, by kind."""
-    return tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
+    return _read("sentences.toml")
+
+
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 # Rendering
@@ -167,6 +171,19 @@ class Plan:
             *(_some(all_of(), share) for all_of in (_acknowledgements, _interruptions, _pauses, _wholes, _dictations))
         )
 
+    @classmethod
+    def of_others(cls) -> Plan:
+        """Other sentences and dictations, each once, by other voices."""
+        pauses, wholes, dictations = (
+            [
+                _by_another_voice(said["voices"][number % len(said["voices"])], text, number)
+                for said in _read("other_sentences.toml")["said"]
+                for number, text in enumerate(said[kind])
+            ]
+            for kind in ("pauses", "wholes", "dictations")
+        )
+        return cls([], [], pauses, wholes, dictations)
+
     def render(self, kinds: Iterable[str]) -> None:
         """Put the speech of these kinds, names of fields or "news", into the cache if it is not there."""
         wanted = {kind: _NEWS if kind == "news" else _speech(getattr(self, kind)) for kind in kinds}
@@ -253,6 +270,12 @@ def _dictations() -> list[Planned]:
         for n, text in enumerate(texts()["dictations"])
         for k in range(4)
     ]
+
+
+def _by_another_voice(voice: str, text: str, number: int) -> Planned:
+    if "|" not in text:
+        return _said(voice, text)
+    return _paused(voice, text, ((500, 900), (750, 650), (1000, 600), (600, 800))[number % 4])
 
 
 # What sounds beside the speaker

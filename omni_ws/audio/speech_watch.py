@@ -154,6 +154,11 @@ class PauseWords(Protocol):
         ...
 
     @property
+    def in_groups(self) -> bool:
+        """Whether what is dictated has begun in the turn: a number, a spelling, a list."""
+        ...
+
+    @property
     def stalled(self) -> bool:
         """Whether the sound goes on, and no words come any more."""
         ...
@@ -204,7 +209,8 @@ class TurnDetector:
     ``words_told``. If they go on, the turn ends after ``silence_duration_ms``, whatever the judge says. If they are
     whole, it ends sooner where the judge is not sure, and at the latest after ``whole_silence_ms``. As long as they are
     not known, it does not end before LATE_WORDS_WINDOWS: nothing could be answered sooner. A speaker who has paused in
-    the turn may pause half as long again, unless the judge is sure.
+    the turn may pause half as long again, unless the judge is sure; if what is spoken is dictated in groups, the turn
+    ends after ``whole_silence_ms`` at the earliest, however sure the judge is.
 
     If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
     speaker: then half of ``whole_silence_ms`` ends the turn.
@@ -376,6 +382,8 @@ class TurnDetector:
             needed, breath = self._whole_windows if unfinished is Unfinished.NO else longest, self._breath
         elif words is not None and words.expected and not is_told:
             needed, breath = LATE_WORDS_WINDOWS, self._breath
+        elif words is not None and words.in_groups and self._breath:
+            needed, breath = self._whole_windows, self._breath
         elif answered > self._sure:
             needed, breath = FINISHED_WINDOWS, 0
         else:

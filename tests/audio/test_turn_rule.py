@@ -224,6 +224,7 @@ class Words:
     """What a recogniser tells in pauses."""
 
     expected = True
+    in_groups = False
     stalled = False
     told = 0
     unfinished = Unfinished.PERHAPS
@@ -323,6 +324,18 @@ def test_words_of_an_earlier_pause_do_not_count() -> None:
     events(detector, [0.9] * 3)
     detector.answer(1)
     assert silent_windows_of(detector) == 33
+
+
+@pytest.mark.parametrize(("pause", "dictates", "silent_windows"), [(11, True, 32), (10, True, 6), (11, False, 6)])
+def test_who_dictates_and_has_paused_has_time_for_each_group(pause: int, dictates: bool, silent_windows: int) -> None:
+    detector, words = worded()
+    words.in_groups = dictates
+    words.tell(Unfinished.YES)
+    events(detector, [0.1] * pause + [0.9] * 3)
+    events(detector, [0.1] * 3)
+    detector.answer(1)
+    words.tell(Unfinished.NO)
+    assert silent_windows_of(detector) == silent_windows
 
 
 def test_a_recogniser_that_tells_nothing_in_pauses_changes_nothing() -> None:

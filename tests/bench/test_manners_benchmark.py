@@ -13,7 +13,7 @@ from support.live_server import live_server
 
 from benchmarks.manners.over_answers import say_over
 from benchmarks.manners.rows import Bench, quantiles, share
-from benchmarks.manners.stimuli import Plan, Stimulus, groups_of
+from benchmarks.manners.stimuli import VOICES, Plan, Stimulus, groups_of
 from benchmarks.manners.turns import say_sentence
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
@@ -90,6 +90,14 @@ def test_a_share_of_the_stimuli_is_always_the_same_and_part_of_all() -> None:
     assert counts == [85, 88, 60, 24]
     assert len(whole.dictations) == 40
     assert {one.speech for one in few.dictations} <= {one.speech for one in whole.dictations}
+
+
+def test_other_sentences_and_other_voices_are_none_of_the_usual() -> None:
+    plans = [(*plan.pauses, *plan.wholes, *plan.dictations) for plan in (Plan.of(1), Plan.of_others())]
+    usual, others = [{tuple(text for _, text in one.speech) for one in plan} for plan in plans]
+    assert others
+    assert not usual & others
+    assert not {voice for one in plans[1] for voice, _ in one.speech} & set(VOICES)
 
 
 def test_who_goes_on_is_read_with_a_comma() -> None:

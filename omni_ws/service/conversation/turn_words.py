@@ -9,7 +9,7 @@ from typing import Final
 from omni_ws.audio.speech_watch import Unfinished
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
-from omni_ws.service.conversation.unfinished import READ, goes_on, how_unfinished
+from omni_ws.service.conversation.unfinished import READ, dictates, goes_on, how_unfinished
 
 #: So many interim transcripts without a new word, over so long, say that no words come any more.
 _STALE_INTERIMS: Final = 3
@@ -42,6 +42,7 @@ class TurnWords:
         self._now = now
         self.told = 0
         self.unfinished = Unfinished.PERHAPS
+        self.in_groups = False
         self.stalled = False
         self._settled = ""
         #: When the turn began, and whether the recogniser has read it and has found a word.
@@ -60,7 +61,7 @@ class TurnWords:
     def begin(self) -> None:
         """Forget the words: another turn begins."""
         now = self._now()
-        self._settled = ""
+        self._settled, self.in_groups = "", False
         self._began_at, self._has_word = now, None
         self._expect_news(now)
 
@@ -77,9 +78,11 @@ class TurnWords:
             languages = self._able().languages
             code = language or (next(iter(languages)) if len(languages) == 1 else "")
             said = f"{self._settled} {text}"[-READ:]
+            asked = self._asked()
             open_ = any(goes_on(other, code) for other in other_readings(words.hearing))
             # At once: another thread may look between two steps.
-            self.unfinished = Unfinished.YES if open_ else how_unfinished(said, code, asked=self._asked())
+            self.unfinished = Unfinished.YES if open_ else how_unfinished(said, code, asked=asked)
+            self.in_groups = self.in_groups or dictates(said, code, asked=asked)
             self._has_word = True
             if isinstance(words, TranscriptOutput):
                 self._settled = said

@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from omni_ws.audio.speech_watch import Unfinished
 
@@ -36,8 +36,20 @@ _LONGEST_PHRASE: Final = 4
 _WORD: Final = re.compile(
     r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]|[.,:]\d))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
-#: A part of a code: "B2".
-_CODE: Final = re.compile(r"[^\W\d_]\d{1,4}|\d{1,4}[^\W\d_]")
+#: A part of a code: "B2", "LK12".
+_CODE: Final = re.compile(r"[^\W\d_]{1,3}\d{1,4}|\d{1,4}[^\W\d_]")
+#: No number is written like that, unless it is dictated: "079".
+_LEADING_ZERO: Final = re.compile(r"0\d\d+")
+#: Letters that a recogniser has put together: "SMI".
+_CAPITALS: Final = re.compile(r"\b[A-Z]{2,5}\b")
+#: Behind these a text goes on in every language.
+_OPEN_SIGNS: Final = frozenset("+*=×÷@")
+#: How many words name the receiver of "that": "tell my sister that".
+_MOST_TOLD: Final = 2
+#: The longest word that a recogniser writes for a letter: "are".
+_MOST_OF_A_LETTER: Final = 3
+#: The words of a clause that waits for the main one: "If it rains tomorrow."
+_CLAUSE: Final = range(3, 9)
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
 _QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
@@ -60,6 +72,14 @@ class _Lists:
     row. A number behind one of ``times`` or ``months`` is a time or a date, one behind ``named`` is dictated; words
     that end in one of ``named`` are a fragment, such as "order number". A month behind one of ``dates`` waits for its
     year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
+
+    A word of ``particles`` may end a question, and a sentence that holds one of ``separable``: "can you turn it off".
+    After one of ``to`` behind one of ``before_to`` a question goes on as well: "what's the best way to". A ``that``
+    begins a clause behind one of ``says`` and a receiver: "tell my sister that". A sentence that begins with one of
+    ``clauses`` waits for its main clause, unless it ends in one of ``ends_clause``: "if you like".
+    What is dictated follows one of ``introduces`` in a statement ("the guests are"), and goes on behind a letter with
+    its name, "B as in Bravo": ``alphabet`` has "as in". ``plus`` begins a telephone number. Behind one of ``spelled``
+    capitals are letters.
     """
 
     open: frozenset[str]
@@ -78,6 +98,17 @@ class _Lists:
     months: frozenset[str]
     dates: frozenset[str]
     dictated: frozenset[str]
+    particles: frozenset[str]
+    separable: frozenset[str]
+    before_to: frozenset[str]
+    that: frozenset[str]
+    says: frozenset[str]
+    clauses: frozenset[tuple[str, ...]]
+    ends_clause: frozenset[str]
+    introduces: frozenset[str]
+    alphabet: frozenset[tuple[str, ...]]
+    plus: frozenset[str]
+    spelled: frozenset[str]
 
 
 def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
@@ -90,18 +121,32 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
         return Unfinished.PERHAPS
     lists = _lists(language)
     text = text[-READ:]
-    words = _words(text)
+    asked_to = bool(asked) and _asks_to_dictate(asked, lists)
+    words = _spelled_out(text, lists, asked=asked_to)
     if not words:
         return Unfinished.PERHAPS
-    if _in_a_row(words, lists, asked=bool(asked) and _asks_to_dictate(asked, lists)) or _TRAILS_OFF.search(text):
+    if _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _TRAILS_OFF.search(text):
         return Unfinished.YES
     question = _QUESTION.search(text) is not None
-    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists)):
+    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists) or _is_clause(text, lists)):
         return Unfinished.YES
     open_ = _is_open(words, lists, question=question)
     if open_ is not Unfinished.NO:
         return open_
     return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
+
+
+def dictates(text: str, language: str, *, asked: str = "") -> bool:
+    """Return whether the speaker of ``text``, who pauses, dictates: a number, a spelling, or what "the guests are"."""
+    if language not in LANGUAGES:
+        return False
+    lists, text = _lists(language), text[-READ:]
+    asked_to = bool(asked) and _asks_to_dictate(asked, lists)
+    words = _spelled_out(text, lists, asked=asked_to)
+    if not words or _QUESTION.search(text):
+        return False
+    introduced = words[-1] in lists.introduces and words[0] not in lists.asks
+    return introduced or _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _only_names(words, lists)
 
 
 def goes_on(text: str, language: str) -> bool:
@@ -122,20 +167,28 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
             # "how many continents are there?"
             asks = question and not lists.asks.isdisjoint(words[:-length])
             return Unfinished.PERHAPS if asks else Unfinished.YES
-    if last in lists.open:
+    if last in lists.open or last in _OPEN_SIGNS:
         may_end = before in lists.finished_after or (question and last in lists.asks)  # "perché?"
         return Unfinished.PERHAPS if may_end else Unfinished.YES
     if last in lists.copulas:
         asks = question or not lists.asks.isdisjoint(words[-_ASKED_WITHIN:])
         return Unfinished.PERHAPS if asks or before in lists.finished_after else Unfinished.YES
+    if last in lists.particles and not lists.separable.isdisjoint(words):
+        return Unfinished.NO
+    if (last in lists.to and before in lists.before_to) or _is_told_that(words, lists, question=question):
+        return Unfinished.YES
     if last in lists.stranded:
-        # "what is this for", "who did you give it to"
-        return Unfinished.PERHAPS if words[0] in lists.asks else Unfinished.YES
+        # "what is this for", "who did you give it to", "is the radio on?"
+        may_end = words[0] in lists.asks or (last in lists.particles and (question or words[0] in lists.introduces))
+        return Unfinished.PERHAPS if may_end else Unfinished.YES
     return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
 
 
 def _only_names(words: list[str], lists: _Lists) -> bool:
-    """Return whether the words only name what follows: "Order number."."""
+    """Return whether the words only name what follows: "Order number.", "He spells it."."""
+    spells_it = words[-1] in lists.finished_after and not lists.spelled.isdisjoint(words[-2:-1])
+    if words[-1] in lists.spelled or spells_it:
+        return True
     commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
     return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
 
@@ -145,22 +198,66 @@ def _lacks_a_year(words: list[str], lists: _Lists) -> bool:
     return words[-1] in lists.months and not lists.dates.isdisjoint(words[-_DATED_WITHIN:])
 
 
+def _is_told_that(words: list[str], lists: _Lists, *, question: bool) -> bool:
+    """Return whether the last word, "that", begins a clause: "tell my sister that", "the reason is that"."""
+    if words[-1] not in lists.that or len(words) <= _MOST_TOLD:
+        return False
+    if words[-2] in lists.introduces:
+        return not question and words[0] not in lists.asks
+    if words[-2] in lists.finished_after | lists.stranded:  # "who told you that", "tell me about that"
+        return False
+    return not lists.says.isdisjoint(words[-_MOST_TOLD - 2 : -2])
+
+
+def _is_clause(text: str, lists: _Lists) -> bool:
+    """Return whether the last sentence is a clause that waits for the main one: "If it rains tomorrow."."""
+    found = _LAST_SENTENCE.search(text)
+    words = _words(found[0]) if found is not None and "," not in found[0] else []
+    if len(words) not in _CLAUSE or words[-1] in lists.ends_clause:
+        return False
+    return any(tuple(words[:length]) in lists.clauses for length in range(1, _LONGEST_PHRASE + 1))
+
+
+def _spells(words: list[str], lists: _Lists) -> bool:
+    """Return whether the last letter is named by a word: "B as in Bravo", "A wie Anton"."""
+    for link in lists.alphabet:
+        place = len(words) - len(link) - 2
+        if place < 0 or tuple(words[place + 1 : -1]) != link or not words[place].isalpha():
+            continue
+        letter, before = words[place], words[max(0, place - 1)]
+        # Of a letter with two words behind it a recogniser makes "be" and "are"; "340 m de largo" spells nothing.
+        sole = len(letter) == 1 and letter.isascii() and letter not in lists.words_that_are_letters
+        if (sole and not before.isdecimal()) or (len(link) > 1 and len(letter) <= _MOST_OF_A_LETTER):
+            return True
+    return False
+
+
+def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
+    """Return the words of a text, where capitals are letters if the speaker spells: "It's spelled SMI."."""
+    words = _words(text)
+    if not asked and lists.spelled.isdisjoint(words):
+        return words
+    return _words(_CAPITALS.sub(lambda found: " ".join(found[0]), text))
+
+
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     """Return whether a text ends in a row of digits or letters, of which more may follow."""
     begin, signs = len(words), 0
-    if words[-1] == _PLAIN and begin > 1 and (asked or _dictated(words[:-1], lists)):
-        return True  # "3.30" behind another group
+    while begin > 1 and words[begin - 1] == _PLAIN:
+        begin -= 1
+    if begin < len(words):  # "3.30" behind another group
+        return asked or _dictated(words[:begin], lists) or _is_plus(words[:begin], lists)
     spelled = all(len(word) == 1 and word.isalpha() for word in words[-2:])
     while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or spelled or signs > 0)):
         begin, signs = begin - 1, signs + found
     length = len(words) - begin
     if not length:
         return False
-    if asked or _names_a_row(words[:begin], lists):
+    if asked or _names_a_row(words[:begin], lists) or _is_plus(words[:begin], lists):
         return True
     if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times | lists.months):
         return False
-    return length >= _LEAST_WORDS or not begin
+    return length >= _LEAST_WORDS or not begin or _LEADING_ZERO.fullmatch(words[-1]) is not None
 
 
 def _dictated(words: list[str], lists: _Lists) -> bool:
@@ -168,9 +265,14 @@ def _dictated(words: list[str], lists: _Lists) -> bool:
     return _names_a_row(words, lists) or _signs(words[-1], lists, all_letters=False) > 0
 
 
+def _is_plus(words: list[str], lists: _Lists) -> bool:
+    """Return whether these words are a plus that begins a telephone number, not one between two numbers."""
+    return len(words) == 1 and words[0] in lists.plus
+
+
 def _names_a_row(words: list[str], lists: _Lists) -> bool:
     """Return whether one of the last words names a row that follows: "my number is"."""
-    return any(word in lists.named for word in words[-_NAMED_WITHIN:])
+    return any(word in lists.named or word in lists.spelled for word in words[-_NAMED_WITHIN:])
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
@@ -202,5 +304,9 @@ def _words(text: str) -> list[str]:
 def _lists(language: str) -> _Lists:
     read = files(__package__).joinpath("unfinished_words", f"{language}.toml").read_text(encoding="utf-8")
     lists = tomllib.loads(read)
-    phrases = frozenset(tuple(_words(phrase)) for phrase in lists.pop("phrases"))
-    return _Lists(phrases=phrases, **{name: frozenset(words.split()) for name, words in lists.items()})
+    return _Lists(**{name: _known(words) for name, words in lists.items()})
+
+
+def _known(words: str | list[str]) -> frozenset[Any]:
+    """Return the set of some words, or of the phrases of a list."""
+    return frozenset(words.split() if isinstance(words, str) else (tuple(_words(phrase)) for phrase in words))

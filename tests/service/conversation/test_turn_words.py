@@ -39,6 +39,17 @@ def test_groups_that_were_settled_count() -> None:
     assert (turn.guess("7."), turn.words.told) == (Unfinished.NO, 3)
 
 
+def test_who_has_begun_to_dictate_does_so_until_the_turn_ends() -> None:
+    turn = Turn()
+    turn.guess("I have two dogs.")
+    assert not turn.words.in_groups
+    turn.words.hear(TranscriptOutput("The guests are."), language=None)
+    assert (turn.guess("Mary."), turn.words.in_groups) == (Unfinished.NO, True)
+    turn.words.begin()
+    turn.guess("Mary.")
+    assert not turn.words.in_groups
+
+
 def test_the_only_language_of_the_recogniser_counts_if_none_is_known() -> None:
     assert Turn().guess("Set a timer for") is Unfinished.YES
     assert Turn().guess("Pon un temporizador de", language="es") is Unfinished.YES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.audio.speech_watch import Unfinished
-from omni_ws.service.conversation.unfinished import LANGUAGES, how_unfinished
+from omni_ws.service.conversation.unfinished import LANGUAGES, dictates, how_unfinished
 
 NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
 
@@ -48,6 +48,31 @@ NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
         "My address is 42.",
         "I can do.",
         "The date is the 9th of May.",
+        "He spells it.",
+        # a telephone number, a code, a spelling, an address on the net
+        "Plus 4.9.",
+        "Plus 4.9. 1.71.",
+        "+49",
+        "Call 079.",
+        "My licence plate is LK12.",
+        "It is spelled SMI.",
+        "It is spelled SMI. TH.",
+        "B as in Bravo.",
+        "Are as in Romeo.",
+        "It's P for Peter.",
+        "Go to www.",
+        "Send it to john@",
+        # a clause, an infinitive, or a preposition that has nothing behind it yet
+        "Please tell my sister that.",
+        "The reason is that.",
+        "I hope that.",
+        "What's the best way to?",
+        "How long does it take to?",
+        "Is there any?",
+        "If it rains tomorrow.",
+        "When I was in Rome.",
+        "I'm free on.",
+        "Turn the lights off in.",
     ],
 )
 def test_the_speaker_goes_on(text: str) -> None:
@@ -77,6 +102,18 @@ def test_the_speaker_goes_on(text: str) -> None:
         "Call my number.",
         "The party is on the 9th of May.",
         "The date is the 9th of May 1984.",
+        "What is three plus 49?",
+        "Call 79.",
+        "I live in the USA.",
+        "Plan B for Monday evening.",
+        "I told you that.",
+        "What is that?",
+        "Tell me about that.",
+        "If it rains tomorrow, stay.",
+        "If possible.",
+        "If you want.",
+        "Stay here if it rains.",
+        "Could you turn the heating off?",
     ],
 )
 def test_a_sentence_is_whole(text: str) -> None:
@@ -92,6 +129,9 @@ def test_a_sentence_is_whole(text: str) -> None:
         "Who did you give it to?",
         "How many continents are there?",
         "Tell me what it is.",
+        "Where do you come from?",
+        "Is the light on?",
+        "Who did you speak to?",
         "turn the lights on",  # a recogniser that writes no marks
     ],
 )
@@ -165,6 +205,12 @@ def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, t
         ("pt", "Eu gosto muito."),
         ("pt", "Um pouco mais."),
         ("de", "Sag das noch mal."),
+        ("de", "Wenn es möglich ist, komme ich."),
+        ("es", "El puente mide 340 m de largo."),
+        ("es", "Si es posible."),
+        ("fr", "Si tu veux."),
+        ("it", "Tre più 39."),
+        ("pt", "Se for possível."),
     ],
 )
 def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
@@ -189,14 +235,59 @@ def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
         ("pt", "A data é 9 de maio."),
         ("de", "Das Datum ist der neunte Mai."),
         ("de", "Meine Kundennummer."),
+        ("de", "Plus 49."),
+        ("es", "Más 34."),
+        ("fr", "Plus 33."),
+        ("it", "Più 39."),
+        ("pt", "Mais 35."),
+        ("de", "A wie Anton."),
+        ("es", "B de Barcelona."),
+        ("fr", "B comme Bernard."),
+        ("it", "B come Bologna."),
+        ("pt", "B de Brasil."),
+        ("de", "Wenn es morgen regnet."),
+        ("es", "Si llueve mañana."),
+        ("fr", "S'il pleut demain."),
+        ("it", "Se piove domani."),
+        ("pt", "Se chover amanhã."),
     ],
 )
 def test_speakers_of_other_languages_go_on(language: str, text: str) -> None:
     assert how_unfinished(text, language) is YES
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "found"),
+    [
+        ("en", "My number is 415.", True),
+        ("en", "The guests are...", True),
+        ("en", "The reason is that.", False),
+        ("en", "Order number.", True),
+        ("en", "It's P for Peter.", True),
+        ("en", "What is the capital of France?", False),
+        ("en", "What are?", False),
+        ("en", "What are", False),
+        ("en", "Set a timer for.", False),
+        ("en", "", False),
+        ("de", "Die Gäste sind", True),
+        ("es", "Los ingredientes son", True),
+        ("fr", "Les invités sont", True),
+        ("it", "Gli ospiti sono", True),
+        ("pt", "Os convidados são", True),
+    ],
+)
+def test_who_dictates(language: str, text: str, found: bool) -> None:
+    assert dictates(text, language) is found
+
+
+@pytest.mark.parametrize(("asked", "found"), [("", False), ("What is your number?", True)])
+def test_who_is_asked_dictates(asked: str, found: bool) -> None:
+    assert dictates("Seven.", "en", asked=asked) is found
+
+
 def test_nothing_is_known_of_a_language_without_lists() -> None:
     assert "ja" not in LANGUAGES
+    assert not dictates("415 330", "ja")
     assert how_unfinished("415", "ja") is how_unfinished("Set a timer for", "") is PERHAPS
 
 
