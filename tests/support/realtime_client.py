@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ from openai.types.beta.realtime import TranscriptionSessionUpdatedEvent
 from openai.types.realtime import RealtimeServerEvent
 from support.live_server import LiveServer
 from support.native_client import FrameClient
+from support.patience import PATIENCE_SEC
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -128,11 +130,20 @@ async def failed(client: RealtimeClient, kind: str, **fields: Any) -> dict[str, 
 async def realtime_client(
     server: LiveServer, *, model: str = "gpt-realtime", query: str = "", created: bool = True, **options: Any
 ) -> AsyncIterator[RealtimeClient]:
-    """A connection, whose session has been created unless not ``created``."""
+    """A connection, whose session has been created unless not ``created``.
+
+    It tries again, as it is told to, while the server that had the session is late to give it back.
+    """
     subprotocols = [Subprotocol(name) for name in options.pop("subprotocols", ())] or None
     url = f"ws://127.0.0.1:{server.port}/v1/realtime?{query or f'model={model}'}"
-    async with connect(url, max_size=None, subprotocols=subprotocols, ping_interval=None, **options) as connection:
-        client = RealtimeClient(connection)
-        if created:
-            assert (await client.receive())["type"] == "session.created"
-        yield client
+    end = time.monotonic() + PATIENCE_SEC
+    while True:
+        async with connect(url, max_size=None, subprotocols=subprotocols, ping_interval=None, **options) as connection:
+            client = RealtimeClient(connection)
+            if created:
+                first = await client.receive()
+                if first.get("error", {}).get("code") == "session_conflict" and time.monotonic() < end:
+                    continue
+                assert first["type"] == "session.created"
+            yield client
+            return

@@ -14,10 +14,10 @@ from omni_ws.errors import EngineOverloaded, SessionConflict, SessionNotFound
 from omni_ws.service.store.records import ClearPart, FoundRecord, StoreError
 from omni_ws.service.store.session_store import SessionStore, Taken
 
-#: A process writes that it has given a record back after it has answered: so long another waits for that, and so often
-#: it looks.
-GIVING_BACK_SEC: Final = 0.1
-_LOOKS: Final = 5
+#: A process writes that it has given a record back after it has answered, and a busy one later: so long another waits
+#: for that, and so often it looks.
+GIVING_BACK_SEC: Final = 0.5
+_LOOKS: Final = 10
 #: When a client may ask again for a session that another process has.
 HELD_RETRY_MS: Final = 1000
 
