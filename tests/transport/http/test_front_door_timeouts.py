@@ -345,6 +345,8 @@ async def test_lingering_has_a_bound_in_time() -> None:
         await client.send(request("GET", "/nowhere", "Content-Length: 100"))
         assert (await client.response()).status == 404
         begin = now()
+        assert await client.rest() == b""  # nothing more comes, and the client is told at once
+        assert now() - begin < JUST
         assert await door.connections.wait_idle(100)
         assert now() - begin == pytest.approx(5, abs=JUST)
 

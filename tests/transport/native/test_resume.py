@@ -230,7 +230,12 @@ async def test_token_is_good_once() -> None:
                 await third.barrier()
 
 
-SIGNS = {"frame": text("ping"), "nonsense": frame_bytes(Opcode.TEXT, b"?"), "pong": frame_bytes(Opcode.PONG)}
+SIGNS = {
+    "frame": text("ping"),
+    "nonsense": frame_bytes(Opcode.TEXT, b"?"),
+    "pong": frame_bytes(Opcode.PONG),
+    "pong amid a message": frame_bytes(Opcode.TEXT, b"{", fin=False) + frame_bytes(Opcode.PONG),
+}
 
 
 @pytest.mark.parametrize("sign", SIGNS)

@@ -92,6 +92,23 @@ async def test_flood_of_frames_that_are_answered(frame: bytes, answer: str) -> N
 
 
 @pytest.mark.virtual_clock
+async def test_what_a_client_reads_late_comes_before_the_end() -> None:
+    limit = 1 << 20
+    async with live_server(streaming_input={"max_output_bytes": limit}, still_answers=False) as server:  # noqa: SIM117
+        async with raw_websocket(server, read_ahead=1024) as peer:
+            await peer.until("session_created")
+            await fill(server, peer, text("ping", t="x" * 100_000), at_most=4 * KERNEL_BYTES)
+            draining = asyncio.create_task(server.running.drain(60))
+            await server.until(lambda: server.app.sessions.admission.draining)
+            received = 0
+            while orjson.loads((await peer.frame())[1])["type"] == "pong":
+                received += 100_000
+            assert received >= limit
+            assert await peer.close_code() == 1012
+            await draining
+
+
+@pytest.mark.virtual_clock
 @pytest.mark.slow
 async def test_flood_before_there_is_a_session() -> None:
     """A client that is refused and floods: what it sends is thrown away, and it is dropped in the end."""

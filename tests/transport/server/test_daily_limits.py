@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable
+from os.path import samestat
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +135,11 @@ async def test_counts_are_written_while_the_server_runs(serve: Callable[..., Any
     async with serve(tokens_per_day=100) as server:
         await chat(server)
         await asyncio.sleep(1.5)  # on a clock that jumps
-        await server.until((tmp_path / "usage.json").exists, "the file")
+        path = tmp_path / "usage.json"
+        await server.until(path.exists, "the file")
+        with path.open() as first:
+            await asyncio.sleep(100)
+            assert samestat(path.stat(), os.stat(first.fileno()))  # nothing has changed: it is not written again
         await chat(server)
     assert json.loads((tmp_path / "usage.json").read_bytes())["keys"]["ann"]["tokens"] == 4
 
