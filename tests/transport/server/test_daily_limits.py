@@ -312,6 +312,7 @@ async def test_a_file_that_cannot_be_written_is_tried_less_and_less_often(
         pause > least for pause, least in zip(pauses, [1.9, 3.9, 7.9, 15.9, 31.9, 59.9, 59.9, 59.9], strict=True)
     )
     assert max(pauses) < 70
+    assert sum(pauses[:5]) < 100  # 62 by the clock of the timers
     await file.close()
     assert caplog.text.count("cannot write the daily use of keys") == 1
 
