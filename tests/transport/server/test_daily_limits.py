@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from os.path import samestat
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ async def test_counts_are_written_while_the_server_runs(serve: Callable[..., Any
         await server.until(path.exists, "the file")
         with path.open() as first:
             await asyncio.sleep(100)
-            assert samestat(path.stat(), os.stat(first.fileno()))  # nothing has changed: it is not written again
+            assert os.path.samestat(path.stat(), os.stat(first.fileno()))  # unchanged, it is not written again
         await chat(server)
     assert json.loads((tmp_path / "usage.json").read_bytes())["keys"]["ann"]["tokens"] == 4
 
