@@ -9,7 +9,8 @@ mutant. ``kill`` runs these tests for one mutant after another, the quickest fir
     cd /tmp/planted && MUTANT_HITS=/tmp/hits pytest -p omni_ws.mutant_probe …
     python -m benchmarks.mutants kill mutants.json /tmp/planted /tmp/hits --report report.json
 
-A mutant is found again by the text of its line, so the same ones can be planted into later code.
+A mutant is found again by the text of its line, so the same ones can be planted into later code. Where lines are
+gone, ``choose --keep mutants.json`` puts new mutants in their places, and leaves the others under their numbers.
 """
 
 from __future__ import annotations
@@ -135,8 +136,19 @@ class Mutant:
     replacement: str
 
 
-def choose(package: Path, *, count: int, seed: int) -> list[Mutant]:
-    """Mutants of the code, at most one a line."""
+def line_of(mutant: Mutant, lines: list[str]) -> int | None:
+    """The index of the mutant's line, or ``None`` if it is gone."""
+    same = [index for index, line in enumerate(lines) if line == mutant.text]
+    return same[mutant.occurrence] if mutant.occurrence < len(same) else None
+
+
+def _lines(package: Path, relative: str) -> list[str]:
+    path = package / relative
+    return path.read_text("utf-8").split("\n") if path.exists() else []
+
+
+def choose(package: Path, *, count: int, seed: int, keep: list[Mutant]) -> list[Mutant]:
+    """Mutants of the code, at most one a line; of those to keep, each that is still found stays where it is."""
     places = []
     for root in ROOTS:
         for path in sorted((package / root).rglob("*.py")):
@@ -152,11 +164,14 @@ def choose(package: Path, *, count: int, seed: int) -> list[Mutant]:
                 places += [Mutant(relative, text, occurrences[text], *change) for change in by_line[number]]
                 occurrences[text] += 1
     random.Random(seed).shuffle(places)
-    chosen: dict[tuple[str, str, int], Mutant] = {}
+    kept = [each if line_of(each, _lines(package, each.path)) is not None else None for each in keep[:count]]
+    chosen = {(each.path, each.text, each.occurrence): each for each in kept if each is not None}
+    known = len(chosen)
     for place in places:
         if len(chosen) < count:
             chosen.setdefault((place.path, place.text, place.occurrence), place)
-    return list(chosen.values())
+    fresh = iter(list(chosen.values())[known:])
+    return [each or next(fresh) for each in kept] + list(fresh)
 
 
 def plant(mutants: list[Mutant], package: Path) -> None:
@@ -166,18 +181,17 @@ def plant(mutants: list[Mutant], package: Path) -> None:
         by_path[mutant.path].append((number, mutant))
     for relative, planted in by_path.items():
         path = package / relative
-        original = path.read_text("utf-8").split("\n") if path.exists() else []
+        original = _lines(package, relative)
         lines = original[:]
         for number, mutant in planted:
-            same = [index for index, line in enumerate(original) if line == mutant.text]
-            if len(same) <= mutant.occurrence:
+            if (index := line_of(mutant, original)) is None:
                 print(f"gone: mutant {number}, {relative}: {mutant.text.strip()}", file=sys.stderr)
                 continue
             before, replaced, behind = (
                 mutant.text[: mutant.start], mutant.text[mutant.start : mutant.end], mutant.text[mutant.end :]
             )  # fmt: skip
             choice = f"(({mutant.replacement}) if _mutant({number}) else ({replaced}))"
-            lines[same[mutant.occurrence]] = before + choice + behind
+            lines[index] = before + choice + behind
         if lines != original:
             source = "\n".join(lines)
             ast.parse(source, filename=str(path))
@@ -253,6 +267,10 @@ def kill(
         yield from pool.map(one, numbers)
 
 
+def _read(mutants: Path) -> list[Mutant]:
+    return [Mutant(**each) for each in json.loads(mutants.read_text("utf-8"))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -260,6 +278,7 @@ def main() -> None:
     chooser.add_argument("mutants", type=Path)
     chooser.add_argument("--count", type=int, default=200)
     chooser.add_argument("--seed", type=int, default=34)
+    chooser.add_argument("--keep", type=Path, metavar="MUTANTS", help="chosen before; those that are gone are replaced")
     planter = commands.add_parser("plant")
     planter.add_argument("mutants", type=Path)
     planter.add_argument("tree", type=Path)
@@ -275,10 +294,11 @@ def main() -> None:
     killer.add_argument("--python", default=sys.executable, help="of the copy's environment")
     options = parser.parse_args()
     if options.command == "choose":
-        chosen = choose(Path("omni_ws"), count=options.count, seed=options.seed)
+        keep = _read(options.keep) if options.keep else []
+        chosen = choose(Path("omni_ws"), count=options.count, seed=options.seed, keep=keep)
         options.mutants.write_text(json.dumps([asdict(mutant) for mutant in chosen], indent=1) + "\n", "utf-8")
         return
-    mutants = [Mutant(**each) for each in json.loads(options.mutants.read_text("utf-8"))]
+    mutants = _read(options.mutants)
     if options.command == "plant":
         plant(mutants, options.tree / "omni_ws")
         return

@@ -65,7 +65,7 @@ HOSTS = Hosts(["voice.example", "Other.Example:8443"])
     "host",
     [
         *("localhost", "localhost:8080", "LOCALHOST", "localhost.", "app.localhost:1", "127.0.0.1", "127.0.0.1:8080"),
-        *("[::1]", "[::1]:8080", "192.0.2.7:80", "[2001:db8::1]", "10.0.0.1:"),
+        *("[::1]", "[::1]:8080", "192.0.2.7:80", "[2001:db8::5:6]", "10.0.0.1:"),
         *("voice.example", "voice.example:9000", "VOICE.example.", "other.example"),
     ],
 )

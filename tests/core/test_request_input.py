@@ -6,6 +6,7 @@ import pytest
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.request_input import (
+    MAX_OTHER_REFS,
     Alignment,
     GenerationStarted,
     InputAppended,
@@ -45,6 +46,15 @@ def test_the_end_starts_what_has_not_started() -> None:
     subject = session(ON_END_ONLY)
     chunk = text(b"a", 7, end=True)
     assert subject.receive_chunk(chunk) == [GenerationStarted(StartTrigger.END_OF_INPUT, 7, (chunk,)), InputEnded()]
+
+
+def test_so_many_names_of_later_chunks_are_remembered_and_no_more() -> None:
+    subject = session(ON_END_ONLY)
+    for number in range(MAX_OTHER_REFS + 2):
+        subject.name(InputChunk(Modality.TEXT, b"a", number, ref=f"name {number}"))
+    assert [subject.ref_of(number) for number in range(1, MAX_OTHER_REFS + 2)] == [
+        *(f"name {number}" for number in range(1, MAX_OTHER_REFS + 1)), "name 0"
+    ]  # fmt: skip
 
 
 def test_a_bare_end_names_no_chunk() -> None:

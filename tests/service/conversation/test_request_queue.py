@@ -249,12 +249,16 @@ async def test_a_cancellation_takes_back_what_was_not_sent() -> None:
     assert bench.ledger.messages(now=0)[-1].text == "one"
 
 
-async def test_a_cancellation_settles_the_last_interim_transcript() -> None:
+@pytest.mark.parametrize("session_ends", [False, True])
+async def test_a_cancellation_settles_the_last_interim_transcript(session_ends: bool) -> None:
     bench = Bench(TranscriptOutput("so f", interim=True), asyncio.Event().wait)
     async with running(bench):
         (request,) = bench.ask("req_1")
         await until(lambda: len(bench.outbox) == 2)
-        bench.queue.cancel(request)
+        if session_ends:
+            bench.queue.end_all(FinishReason.CANCELLED)
+        else:
+            bench.queue.cancel(request)
     transcripts = [message for message in bench.take() if isinstance(message, OutputChunk)]
     assert [(one.text, one.interim) for one in transcripts] == [("so f", True), ("so f", False)]
 

@@ -106,6 +106,7 @@ def test_the_recording_of_a_session_ends_with_its_last_connection(tmp_path: Path
         assert recording is not None
         first, second = recording.connection(), recording.connection()
         first.closed("lost", 1006)
+        first.closed("server", 1012)  # is closed already: nothing
         recording.finish()
         second.sent(b"{}", is_text=True)
         second.closed("client", 1000)

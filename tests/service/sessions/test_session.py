@@ -13,7 +13,15 @@ from support.until import until
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
+from omni_ws.errors import (
+    EngineFailed,
+    InvalidValue,
+    OmniError,
+    RateLimited,
+    SessionNotFound,
+    SessionTimeout,
+    ShuttingDown,
+)
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
@@ -226,6 +234,23 @@ async def test_a_session_that_cannot_be_resumed_is_ended() -> None:
         await some.live.end(session)
         assert connection.is_replaced
         assert state(session) == "ended"
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_who_comes_back_hears_that_the_session_is_about_to_end(away: bool) -> None:
+    async with sessions(grace=60) as some:
+        session, first = some.attached()
+        session.limit(60)
+        await asyncio.sleep(45 if away else 55)  # it is announced 10 seconds before
+        session.detach(first)
+        await asyncio.sleep(10 if away else 0)
+        second = Connection(session)
+        session.resume(second, -1)
+        second.output_ready()
+        assert first.announcements == ([] if away else ["rate_limited"])
+        assert second.announcements == ["rate_limited"]
+        await ended(some, session)
+        assert isinstance(second.error, RateLimited)
 
 
 # tokens

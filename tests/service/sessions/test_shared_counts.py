@@ -186,7 +186,12 @@ def test_the_amounts_of_a_day_are_those_of_the_server(file: IO[bytes]) -> None:
     uses[0].add("one", tokens=1, audio_ms=0, now=now)
     assert [use.refusal("one", now) is None for use in uses] == [False, False]
     assert b.counts.daily() == (20_000, {"one": UsedToday(10, 70)})
-    assert uses[1].refusal("one", now + DAY_SEC) is None
+    assert uses[0].refusal("one", now + DAY_SEC) is None
+    uses[0].add("one", tokens=12, audio_ms=20, now=now + DAY_SEC)
+    assert b.counts.daily() == (20_001, {"one": UsedToday(12, 20)})
+    refusal = uses[1].refusal("one", now)  # by a clock that is a day behind
+    assert refusal is not None
+    assert refusal.retry_after_ms == 1.5 * DAY_SEC * 1000
 
 
 def test_what_was_used_before_counts(file: IO[bytes]) -> None:

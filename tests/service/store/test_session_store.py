@@ -677,11 +677,16 @@ async def test_ends_are_remembered_up_to_a_bound(
 async def test_a_store_that_lost_its_data_is_mended_by_snapshots(shared: FakeStore, store: SessionStore) -> None:
     holder = await kept(store)
     shared.lose_everything()
+    shared.open.clear()
     holder.state = b"now"
     store.append(holder.lease, b"a")
     holder.when_settled("settled")
+    await asyncio.sleep(0.1)  # it is on its way
+    store.append(holder.lease, b"b")
+    holder.when_settled("later")
+    shared.open.set()
     await store.settle(holder.lease)
-    assert holder.told == ["wanted", "settled"]
+    assert holder.told == ["wanted", "settled", "later"]
     assert await store.read("sess_1") == (b"now", ())
     assert not store.degraded
     # And one whose session does not answer is left as it is.

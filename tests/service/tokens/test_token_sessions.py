@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -21,11 +22,11 @@ TTL_SEC = 1800
 LONG = 200_000
 
 
-def sessions(engine: TokenEngine, *, max_sessions: int = 100) -> TokenSessions:
+def sessions(engine: TokenEngine, *, max_sessions: int = 100, budget_bytes: int = 1 << 30) -> TokenSessions:
     return TokenSessions(
         engine,
         ttl_sec=TTL_SEC,
-        budget=ByteBudget(1 << 30),
+        budget=ByteBudget(budget_bytes),
         admission=Admission(max_sessions=max_sessions),
         check_ready=lambda: None,
     )
@@ -213,4 +214,26 @@ async def test_each_image_is_charged_for_what_holds_it_also_where_its_data_are_s
     made.close(parent, None)
     assert made._budget.used == alone + count
     made.close(child, None)
+    assert made._budget.used == 0
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_an_image_needs_room_once_for_all_sessions(missing: int) -> None:
+    tokens, image = [START, *[PAD] * 10, END], TokenImage(bytes(10), "image/png", 0, 12)
+    alone = len(tokens) * TOKEN_BYTES + IMAGE_OVERHEAD_BYTES
+    outcome = pytest.raises(EngineOverloaded) if missing else contextlib.nullcontext()
+
+    async def look(made: TokenSessions) -> str:
+        session_id = made.open(None)
+        async for _ in made.generate(session_id, None, TokenCall(tokens=tokens, images=(image,))):
+            pass
+        return session_id
+
+    with outcome:
+        await look(sessions(TokenEngine(), budget_bytes=alone + 10 - missing))
+    made = sessions(TokenEngine(), budget_bytes=2 * alone + 10 - missing)
+    session_id = await look(made)
+    with outcome:
+        made.fork(session_id, None, at=len(tokens))
+    made.close_all()
     assert made._budget.used == 0

@@ -71,6 +71,22 @@ async def test_an_empty_line_behind_a_body_leaves_the_connection_idle(together: 
         assert now() - begin == pytest.approx(75, abs=JUST)
 
 
+@pytest.mark.parametrize("behind", [b"", b"\r\n"])
+async def test_a_client_that_sends_no_more_is_not_waited_for(behind: bytes) -> None:
+    async def work(exchange: HttpExchange) -> None:
+        await asyncio.sleep(1)
+        await exchange.respond(200)
+
+    app = RoutedApplication(handlers={"GET /": work})
+    async with serving(app, limits=LIMITS) as door, raw_client(door.port) as client:
+        begin = now()
+        await client.send(request("GET", "/") + behind)
+        client.finish_sending()
+        assert (await client.response()).status == 200
+        assert await client.rest() == b""
+        assert now() - begin == pytest.approx(1, abs=JUST)
+
+
 @pytest.mark.parametrize("dripping", [False, True], ids=["stalled", "byte by byte"])
 async def test_slow_head_is_answered_by_408(dripping: bool) -> None:
     async with serving(APPLICATION, limits=LIMITS) as door, raw_client(door.port) as client:
@@ -345,6 +361,8 @@ async def test_lingering_has_a_bound_in_time() -> None:
         await client.send(request("GET", "/nowhere", "Content-Length: 100"))
         assert (await client.response()).status == 404
         begin = now()
+        assert await client.rest() == b""  # nothing more comes, and the client is told at once
+        assert now() - begin < JUST
         assert await door.connections.wait_idle(100)
         assert now() - begin == pytest.approx(5, abs=JUST)
 

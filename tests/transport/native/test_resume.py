@@ -205,7 +205,7 @@ async def test_lost_connections_keep_their_session(end: str) -> None:
     ids=["1000", "1001", "no code", "not UTF-8", "no frame"],
 )
 async def test_farewells_and_violations_end_the_session(farewell: bytes) -> None:
-    async with live_server(streaming_input=KEEPS) as server, raw_client(server.port) as raw:
+    async with live_server(streaming_input={"resume_grace_sec": 3600}) as server, raw_client(server.port) as raw:
         await raw.send(websocket_upgrade(NATIVE))
         await raw.head()
         await server.until(lambda: server.sessions == 1)
@@ -230,7 +230,12 @@ async def test_token_is_good_once() -> None:
                 await third.barrier()
 
 
-SIGNS = {"frame": text("ping"), "nonsense": frame_bytes(Opcode.TEXT, b"?"), "pong": frame_bytes(Opcode.PONG)}
+SIGNS = {
+    "frame": text("ping"),
+    "nonsense": frame_bytes(Opcode.TEXT, b"?"),
+    "pong": frame_bytes(Opcode.PONG),
+    "pong amid a message": frame_bytes(Opcode.TEXT, b"{", fin=False) + frame_bytes(Opcode.PONG),
+}
 
 
 @pytest.mark.parametrize("sign", SIGNS)

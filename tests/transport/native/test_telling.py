@@ -65,6 +65,9 @@ class Talker(ActingEngine):
         #: Set while it may begin to speak of what it is given to tell.
         self.may_tell = asyncio.Event()
         self.may_tell.set()
+        #: Set while an answer may end behind its calls.
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         text = "".join([one.payload.decode() async for one in request.input if one.modality is Modality.TEXT])
@@ -75,6 +78,7 @@ class Talker(ActingEngine):
             for number in range(text.count("find")):
                 call_id = f"call_{len(self.asked)}_{number}"
                 out.write(ToolCallOutput(ToolCallFragment(number, id=call_id, name="find", arguments="{}")))
+            await self.may_end.wait()
             out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
             return
         if news:
@@ -253,6 +257,21 @@ async def test_interrupted_before_anything_was_heard_it_is_told_again() -> None:
     assert engine.told == ["found", "found"]
 
 
+async def test_whole_but_cut_before_anything_was_heard_it_is_told_again() -> None:
+    async with talk(**TURNS) as one:
+        (call,) = await one.ask()
+        asked = one.client.frames[-1]["request_id"]
+        await one.client.send("output_ack", request_id=asked, played_ms=1000 * seconds_of("Let me look"))
+        await one.client.configure(max_lead_ms=10_000)
+        await one.result(call)
+        _, told = await one.telling()
+        assert (told.reason, told.text) == ("stop", "found")
+        await one.client.binary(loud(400))
+        await one.client.binary(quiet(2000))
+        assert (await one.client.answer()).text == "you spoke"
+        assert (await one.telling())[1].text == "found"
+
+
 async def test_it_does_not_begin_while_the_user_speaks_even_if_speech_interrupts_nothing() -> None:
     engine = Talker()
     async with talk(engine, turn_detection={"type": "server_vad", "interrupt_response": False}) as one:
@@ -376,13 +395,17 @@ async def test_beside_a_tool_that_is_waited_for() -> None:
 
 
 async def test_a_result_before_the_end_of_the_answer_is_told_after_it() -> None:
-    async with talk(Talker(words="a b c d e f")) as one:
+    engine = Talker(words="a b c d e f")
+    engine.may_end.clear()
+    async with talk(engine) as one:
         await one.client.say("find it")
         await one.client.until("response_started")
         while (frame := await one.client.receive()).get("modality") != "tool_call":
             pass
         await one.result(frame["id"])
-        await one.client.answer()
+        await one.client.barrier()
+        engine.may_end.set()
+        assert (await one.client.answer()).reason == "tool_calls"
         assert (await one.telling())[1].text == "found"
         await one.result(frame["id"], "again")
         await one.silent_for(30)

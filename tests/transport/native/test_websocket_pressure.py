@@ -92,6 +92,49 @@ async def test_flood_of_frames_that_are_answered(frame: bytes, answer: str) -> N
 
 
 @pytest.mark.virtual_clock
+async def test_a_client_that_does_not_read_is_not_read_because_the_engine_takes_more() -> None:
+    engine = Dozing()
+    async with live_server(engine, streaming_input={"max_output_bytes": 1 << 20}) as server:  # noqa: SIM117
+        async with raw_websocket(server, read_ahead=1024) as peer:
+            await peer.until("session_created")
+            await peer.send(text("session_config", start_policy="on_first_chunk", modalities=["text"]))
+            await peer.send(audio(0, bytes(700_000)))
+            while (await peer.until("input_ack"))["next_sequence_id"] == 0:
+                pass
+            (living,) = server.native._live._living.values()
+            request = living.session.conversation.receiving
+            assert request is not None
+            sent = await fill(server, peer, text("ping", t="x" * 100_000), at_most=4 * KERNEL_BYTES)
+            queued = living.session.outbox.queued
+            engine.wake.set()
+            await server.until(lambda: not request.queued_bytes)
+            await asyncio.sleep(1)  # on a clock that jumps
+            assert living.session.outbox.queued < queued + 10_000  # the new credit, and no answer to a ping
+            for _ in range(sent):
+                await peer.until("pong")
+            await peer.send(text("cancel"))
+            while not (await peer.until("output_chunk")).get("final"):
+                pass
+
+
+@pytest.mark.virtual_clock
+async def test_what_a_client_reads_late_comes_before_the_end() -> None:
+    limit = 1 << 20
+    async with live_server(streaming_input={"max_output_bytes": limit}, still_answers=False) as server:  # noqa: SIM117
+        async with raw_websocket(server, read_ahead=1024) as peer:
+            await peer.until("session_created")
+            await fill(server, peer, text("ping", t="x" * 100_000), at_most=4 * KERNEL_BYTES)
+            draining = asyncio.create_task(server.running.drain(60))
+            await server.until(lambda: server.app.sessions.admission.draining)
+            received = 0
+            while orjson.loads((await peer.frame())[1])["type"] == "pong":
+                received += 100_000
+            assert received >= limit
+            assert await peer.close_code() == 1012
+            await draining
+
+
+@pytest.mark.virtual_clock
 @pytest.mark.slow
 async def test_flood_before_there_is_a_session() -> None:
     """A client that is refused and floods: what it sends is thrown away, and it is dropped in the end."""

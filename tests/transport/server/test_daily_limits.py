@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,11 @@ async def test_counts_are_written_while_the_server_runs(serve: Callable[..., Any
     async with serve(tokens_per_day=100) as server:
         await chat(server)
         await asyncio.sleep(1.5)  # on a clock that jumps
-        await server.until((tmp_path / "usage.json").exists, "the file")
+        path = tmp_path / "usage.json"
+        await server.until(path.exists, "the file")
+        with path.open() as first:
+            await asyncio.sleep(100)
+            assert os.path.samestat(path.stat(), os.stat(first.fileno()))  # unchanged, it is not written again
         await chat(server)
     assert json.loads((tmp_path / "usage.json").read_bytes())["keys"]["ann"]["tokens"] == 4
 
@@ -306,6 +311,7 @@ async def test_a_file_that_cannot_be_written_is_tried_less_and_less_often(
         pause > least for pause, least in zip(pauses, [1.9, 3.9, 7.9, 15.9, 31.9, 59.9, 59.9, 59.9], strict=True)
     )
     assert max(pauses) < 70
+    assert sum(pauses[:5]) < 100  # 62 by the clock of the timers
     await file.close()
     assert caplog.text.count("cannot write the daily use of keys") == 1
 
