@@ -114,6 +114,21 @@ def test_the_speaker_goes_on(text: str) -> None:
         "If you want.",
         "Stay here if it rains.",
         "Could you turn the heating off?",
+        # clauses that are all there is to say, or belong to what was said
+        "If you don't mind.",
+        "If I remember correctly.",
+        "When you are ready.",
+        "Yes, please. If it rains tomorrow.",
+        "If you see him tell him hello.",
+        # what is named after a letter, or after a plus, and no spelling
+        "Vitamin D for me.",
+        "Plan B for everyone.",
+        "It was as in Paris.",
+        "Spell that.",
+        "Please spell it.",
+        "I can spell it.",
+        "I can't spell.",
+        "Check my spelling.",
     ],
 )
 def test_a_sentence_is_whole(text: str) -> None:
@@ -132,7 +147,19 @@ def test_a_sentence_is_whole(text: str) -> None:
         "Where do you come from?",
         "Is the light on?",
         "Who did you speak to?",
-        "turn the lights on",  # a recogniser that writes no marks
+        # recognisers that write no marks
+        "turn the lights on",
+        "if it rains call me",
+        "how do you spell it",
+        # what follows may be a part of it, and may be missing
+        "Tell him that.",
+        "She told me that.",
+        "Can you tell me that?",
+        "The light is on.",
+        "From now on.",
+        "I'm off.",
+        "Where to?",
+        "Where are you going to?",
     ],
 )
 def test_words_that_do_not_tell(text: str) -> None:
@@ -144,6 +171,8 @@ def test_words_that_do_not_tell(text: str) -> None:
     [
         ("What is your phone number?", "Seven.", YES),
         ("Sure. Could you spell your last name for me?", "A.", YES),
+        ("When did you move here?", "When I was ten.", NO),
+        ("Okay.", "When I was ten.", YES),
         ("What's your address?", "It's 12.", YES),
         ("What is your phone number?", "I don't know.", NO),
         ("Your number is saved. How many people?", "Seven.", NO),
@@ -186,6 +215,8 @@ def test_other_languages(language: str, open_text: str, row: str, whole: str) ->
         ("de", "Mach das Licht aus."),
         ("de", "Schalte die Heizung ein."),
         ("de", "Ich weiß nicht, wer ich bin."),
+        ("de", "Kommst du aus?"),
+        ("de", "Das Licht ist aus."),
     ],
 )
 def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, text: str) -> None:
@@ -211,6 +242,19 @@ def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, t
         ("fr", "Si tu veux."),
         ("it", "Tre più 39."),
         ("pt", "Se for possível."),
+        ("es", "Si no es molestia."),
+        ("fr", "Si vous voulez bien."),
+        ("it", "Se non ti dispiace."),
+        ("pt", "Se não me engano."),
+        ("de", "Wenn es sein muss."),
+        ("de", "Größe M wie immer."),
+        ("es", "Plan B de emergencia."),
+        ("fr", "Je l'ai écrit."),
+        ("it", "Mio fratello scrive."),
+        ("it", "Mi piacciono le lettere."),
+        ("de", "Er hat einen Brief geschrieben."),
+        ("es", "Sopa de letras."),
+        ("pt", "Mais dois."),
     ],
 )
 def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
@@ -262,7 +306,17 @@ def test_speakers_of_other_languages_go_on(language: str, text: str) -> None:
         ("en", "My number is 415.", True),
         ("en", "The guests are...", True),
         ("en", "The reason is that.", False),
-        ("en", "Order number.", True),
+        # If a number follows, its digits tell.
+        ("en", "Order number.", False),
+        ("en", "My card.", False),
+        ("en", "My name is.", False),
+        ("en", "The capital of France is", False),
+        ("en", "You are", False),
+        ("en", "Tell me where the keys are", False),
+        ("es", "Mi color favorito es", False),
+        ("fr", "Mon nom est", False),
+        ("it", "Io sono", False),
+        ("de", "Mein Name ist", False),
         ("en", "It's P for Peter.", True),
         ("en", "What is the capital of France?", False),
         ("en", "What are?", False),
