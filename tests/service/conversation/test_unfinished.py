@@ -255,6 +255,9 @@ def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, t
         ("de", "Er hat einen Brief geschrieben."),
         ("es", "Sopa de letras."),
         ("pt", "Mais dois."),
+        ("fr", "Il a écrit à la SNCF."),
+        ("de", "Sie schreibt dem ADAC."),
+        ("it", "Mi scrive dagli USA."),
     ],
 )
 def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
