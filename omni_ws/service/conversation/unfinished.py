@@ -79,9 +79,9 @@ class _Lists:
     begins a clause behind one of ``says`` and a receiver, "tell my sister that", but may mean a thing behind one of
     ``receivers``: "tell him that". A text that begins with one of ``clauses`` waits for its main clause, unless it ends
     in one of ``ends_clause``: "if you like". A "that" behind one of ``introduces`` begins a clause, too.
-    A list follows one of ``lists`` in a statement, "the guests are". Letters are spelled behind one of ``spelled``,
-    where capitals are letters, and with their names, "B as in Bravo": ``alphabet`` has "as in". ``plus`` begins a
-    telephone number.
+    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``. Letters
+    are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
+    ``alphabet`` has "as in". ``plus`` begins a telephone number.
     """
 
     open: frozenset[str]
@@ -152,7 +152,7 @@ def dictates(text: str, language: str, *, asked: str = "") -> bool:
     words = _spelled_out(text, lists, asked=asked_to)
     if not words or _QUESTION.search(text):
         return False
-    return _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _begins_a_list(words, lists)
+    return _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _begins_groups(words, lists)
 
 
 def goes_on(text: str, language: str) -> bool:
@@ -230,11 +230,13 @@ def _is_clause(text: str, words: list[str], lists: _Lists) -> bool:
     return any(tuple(words[:length]) in lists.clauses for length in range(1, _LONGEST_PHRASE + 1))
 
 
-def _begins_a_list(words: list[str], lists: _Lists) -> bool:
-    """Return whether a statement goes on with a list: "the guests are", not "what are" or "you are"."""
-    if words[-1] not in lists.lists or len(words) <= _MOST_TOLD:
+def _begins_groups(words: list[str], lists: _Lists) -> bool:
+    """Return whether a statement goes on with a list, "the guests are", or with what is named, "my plate is"."""
+    if len(words) <= _MOST_TOLD or not lists.asks.isdisjoint(words):
         return False
-    return words[-2] not in lists.finished_after and lists.asks.isdisjoint(words)
+    if words[-1] in lists.lists:
+        return words[-2] not in lists.finished_after | lists.open  # not: "you are", "tal como son"
+    return words[-1] in lists.introduces and words[-2] in lists.named
 
 
 def _spells(words: list[str], lists: _Lists) -> bool:
@@ -296,7 +298,10 @@ def _is_plus(words: list[str], lists: _Lists) -> bool:
 
 def _names_a_row(words: list[str], lists: _Lists) -> bool:
     """Return whether one of the last words names a row that follows: "my number is"."""
-    return any(word in lists.named or word in lists.spelled for word in words[-_NAMED_WITHIN:])
+    named = words[-_NAMED_WITHIN:]
+    if not lists.spelled.isdisjoint(named):
+        return words[-1] not in lists.open - lists.introduces  # not: "spelled with a K"
+    return not lists.named.isdisjoint(named)
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:

@@ -129,6 +129,7 @@ def test_the_speaker_goes_on(text: str) -> None:
         "I can spell it.",
         "I can't spell.",
         "Check my spelling.",
+        "It's spelled with a K.",
     ],
 )
 def test_a_sentence_is_whole(text: str) -> None:
@@ -255,6 +256,10 @@ def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, t
         ("de", "Er hat einen Brief geschrieben."),
         ("es", "Sopa de letras."),
         ("pt", "Mais dois."),
+        ("es", "Son dos punto cinco."),
+        ("fr", "Trois point cinq."),
+        ("it", "Due punto cinque."),
+        ("pt", "Dois ponto cinco."),
         ("fr", "Il a écrit à la SNCF."),
         ("de", "Sie schreibt dem ADAC."),
         ("it", "Mi scrive dagli USA."),
@@ -312,11 +317,13 @@ def test_speakers_of_other_languages_go_on(language: str, text: str) -> None:
         # If a number follows, its digits tell.
         ("en", "Order number.", False),
         ("en", "My card.", False),
+        ("en", "The car's plate is.", True),
         ("en", "My name is.", False),
         ("en", "The capital of France is", False),
         ("en", "You are", False),
         ("en", "Tell me where the keys are", False),
         ("es", "Mi color favorito es", False),
+        ("es", "Tal como son", False),
         ("fr", "Mon nom est", False),
         ("it", "Io sono", False),
         ("de", "Mein Name ist", False),
