@@ -79,8 +79,8 @@ class _Lists:
     begins a clause behind one of ``says`` and a receiver, "tell my sister that", but may mean a thing behind one of
     ``receivers``: "tell him that". A text that begins with one of ``clauses`` waits for its main clause, unless it ends
     in one of ``ends_clause``: "if you like". A "that" behind one of ``introduces`` begins a clause, too.
-    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``. Letters
-    are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
+    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``.
+    Letters are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
     ``alphabet`` has "as in". ``plus`` begins a telephone number.
     """
 
