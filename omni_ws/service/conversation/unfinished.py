@@ -48,8 +48,8 @@ _OPEN_SIGNS: Final = frozenset("+*=×÷@")
 _MOST_TOLD: Final = 2
 #: The longest word that a recogniser writes for a letter: "are".
 _MOST_OF_A_LETTER: Final = 3
-#: The words of a clause that waits for the main one: "If it rains tomorrow."
-_CLAUSE: Final = range(3, 9)
+#: So many words has a clause that waits for the main one, "If it rains tomorrow."; a longer one may hold both.
+_CLAUSE: Final = range(3, 6)
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
 _QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
@@ -73,13 +73,15 @@ class _Lists:
     that end in one of ``named`` are a fragment, such as "order number". A month behind one of ``dates`` waits for its
     year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
 
-    A word of ``particles`` may end a question, and a sentence that holds one of ``separable``: "can you turn it off".
+    A word of ``particles`` may end a question, a sentence that holds one of ``separable``, "can you turn it off", and
+    what ends in it behind one of ``before_particles``: "the light is on".
     After one of ``to`` behind one of ``before_to`` a question goes on as well: "what's the best way to". A ``that``
-    begins a clause behind one of ``says`` and a receiver: "tell my sister that". A sentence that begins with one of
-    ``clauses`` waits for its main clause, unless it ends in one of ``ends_clause``: "if you like".
-    What is dictated follows one of ``introduces`` in a statement ("the guests are"), and goes on behind a letter with
-    its name, "B as in Bravo": ``alphabet`` has "as in". ``plus`` begins a telephone number. Behind one of ``spelled``
-    capitals are letters.
+    begins a clause behind one of ``says`` and a receiver, "tell my sister that", but may mean a thing behind one of
+    ``receivers``: "tell him that". A text that begins with one of ``clauses`` waits for its main clause, unless it ends
+    in one of ``ends_clause``: "if you like". A "that" behind one of ``introduces`` begins a clause, too.
+    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``.
+    Letters are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
+    ``alphabet`` has "as in". ``plus`` begins a telephone number.
     """
 
     open: frozenset[str]
@@ -100,12 +102,15 @@ class _Lists:
     dictated: frozenset[str]
     particles: frozenset[str]
     separable: frozenset[str]
+    before_particles: frozenset[str]
     before_to: frozenset[str]
     that: frozenset[str]
     says: frozenset[str]
+    receivers: frozenset[str]
     clauses: frozenset[tuple[str, ...]]
     ends_clause: frozenset[str]
     introduces: frozenset[str]
+    lists: frozenset[str]
     alphabet: frozenset[tuple[str, ...]]
     plus: frozenset[str]
     spelled: frozenset[str]
@@ -128,7 +133,9 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
     if _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _TRAILS_OFF.search(text):
         return Unfinished.YES
     question = _QUESTION.search(text) is not None
-    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists) or _is_clause(text, lists)):
+    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists)):
+        return Unfinished.YES
+    if not _QUESTION.search(asked) and _is_clause(text, words, lists):  # "When did you go?" "When I was ten."
         return Unfinished.YES
     open_ = _is_open(words, lists, question=question)
     if open_ is not Unfinished.NO:
@@ -145,8 +152,7 @@ def dictates(text: str, language: str, *, asked: str = "") -> bool:
     words = _spelled_out(text, lists, asked=asked_to)
     if not words or _QUESTION.search(text):
         return False
-    introduced = words[-1] in lists.introduces and words[0] not in lists.asks
-    return introduced or _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _only_names(words, lists)
+    return _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _begins_groups(words, lists)
 
 
 def goes_on(text: str, language: str) -> bool:
@@ -175,20 +181,24 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
         return Unfinished.PERHAPS if asks or before in lists.finished_after else Unfinished.YES
     if last in lists.particles and not lists.separable.isdisjoint(words):
         return Unfinished.NO
-    if (last in lists.to and before in lists.before_to) or _is_told_that(words, lists, question=question):
+    if last in lists.to and before in lists.before_to:
         return Unfinished.YES
+    if _is_told_that(words, lists, question=question):
+        return Unfinished.PERHAPS if before in lists.receivers else Unfinished.YES
     if last in lists.stranded:
-        # "what is this for", "who did you give it to", "is the radio on?"
-        may_end = words[0] in lists.asks or (last in lists.particles and (question or words[0] in lists.introduces))
+        # "what is this for", "who did you give it to", "is the radio on?", "the radio is on"
+        is_on = question or words[0] in lists.introduces or before in lists.before_particles
+        may_end = words[0] in lists.asks or (last in lists.particles and is_on)
         return Unfinished.PERHAPS if may_end else Unfinished.YES
     return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
 
 
 def _only_names(words: list[str], lists: _Lists) -> bool:
     """Return whether the words only name what follows: "Order number.", "He spells it."."""
-    spells_it = words[-1] in lists.finished_after and not lists.spelled.isdisjoint(words[-2:-1])
-    if words[-1] in lists.spelled or spells_it:
-        return True
+    if words[-1] in lists.spelled & lists.introduces:
+        return lists.asks.isdisjoint(words)  # not: "tell me how it is spelled"
+    if len(words) == _MOST_NAMING and words[1] in lists.spelled and words[0] in lists.finished_after:
+        return words[2] in lists.finished_after
     commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
     return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
 
@@ -204,18 +214,29 @@ def _is_told_that(words: list[str], lists: _Lists, *, question: bool) -> bool:
         return False
     if words[-2] in lists.introduces:
         return not question and words[0] not in lists.asks
-    if words[-2] in lists.finished_after | lists.stranded:  # "who told you that", "tell me about that"
+    # "who told you that", "tell me about that", "remind me of that"
+    if words[-2] in lists.finished_after | lists.stranded | lists.open:
         return False
     return not lists.says.isdisjoint(words[-_MOST_TOLD - 2 : -2])
 
 
-def _is_clause(text: str, lists: _Lists) -> bool:
-    """Return whether the last sentence is a clause that waits for the main one: "If it rains tomorrow."."""
-    found = _LAST_SENTENCE.search(text)
-    words = _words(found[0]) if found is not None and "," not in found[0] else []
-    if len(words) not in _CLAUSE or words[-1] in lists.ends_clause:
+def _is_clause(text: str, words: list[str], lists: _Lists) -> bool:
+    """Return whether a text is nothing but a clause that waits for the main one: "If it rains tomorrow."."""
+    # Without a full stop the recogniser writes no commas either: "if it rains call me".
+    if len(words) not in _CLAUSE or words[-1] in lists.ends_clause or "," in text or not _ENDS.search(text):
+        return False
+    if _QUESTION.search(text) or _LAST_SENTENCE.sub("", text).strip():  # "Yes, please. If you don't mind."
         return False
     return any(tuple(words[:length]) in lists.clauses for length in range(1, _LONGEST_PHRASE + 1))
+
+
+def _begins_groups(words: list[str], lists: _Lists) -> bool:
+    """Return whether a statement goes on with a list, "the guests are", or with what is named, "my plate is"."""
+    if len(words) <= _MOST_TOLD or not lists.asks.isdisjoint(words):
+        return False
+    if words[-1] in lists.lists:
+        return words[-2] not in lists.finished_after | lists.open  # not: "you are", "tal como son"
+    return words[-1] in lists.introduces and words[-2] in lists.named
 
 
 def _spells(words: list[str], lists: _Lists) -> bool:
@@ -225,9 +246,12 @@ def _spells(words: list[str], lists: _Lists) -> bool:
         if place < 0 or tuple(words[place + 1 : -1]) != link or not words[place].isalpha():
             continue
         letter, before = words[place], words[max(0, place - 1)]
-        # Of a letter with two words behind it a recogniser makes "be" and "are"; "340 m de largo" spells nothing.
-        sole = len(letter) == 1 and letter.isascii() and letter not in lists.words_that_are_letters
-        if (sole and not before.isdecimal()) or (len(link) > 1 and len(letter) <= _MOST_OF_A_LETTER):
+        # "340 m de metal" spells nothing, nor does "plan B for Monday".
+        is_letter = len(letter) == 1 and letter.isascii() and letter not in lists.words_that_are_letters
+        if is_letter and not before.isdecimal() and words[-1].startswith(letter):
+            return True
+        # Of a letter with two words behind it a recogniser makes "be" and "are". "It is as in Rome" spells nothing.
+        if len(link) > 1 and len(letter) <= _MOST_OF_A_LETTER and (not place or words[-1][0] in letter):
             return True
     return False
 
@@ -253,8 +277,10 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     length = len(words) - begin
     if not length:
         return False
-    if asked or _names_a_row(words[:begin], lists) or _is_plus(words[:begin], lists):
+    if asked or _names_a_row(words[:begin], lists):
         return True
+    if _is_plus(words[:begin], lists) and (signs > 1 or words[0] in lists.open | _OPEN_SIGNS):
+        return True  # where the word means "more" as well, two digits: "mais dois" is whole
     if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times | lists.months):
         return False
     return length >= _LEAST_WORDS or not begin or _LEADING_ZERO.fullmatch(words[-1]) is not None
@@ -272,7 +298,10 @@ def _is_plus(words: list[str], lists: _Lists) -> bool:
 
 def _names_a_row(words: list[str], lists: _Lists) -> bool:
     """Return whether one of the last words names a row that follows: "my number is"."""
-    return any(word in lists.named or word in lists.spelled for word in words[-_NAMED_WITHIN:])
+    named = words[-_NAMED_WITHIN:]
+    if not lists.spelled.isdisjoint(named):
+        return words[-1] not in lists.open - lists.introduces  # not: "spelled with a K"
+    return not lists.named.isdisjoint(named)
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:

@@ -41,8 +41,9 @@ def test_groups_that_were_settled_count() -> None:
 
 def test_who_has_begun_to_dictate_does_so_until_the_turn_ends() -> None:
     turn = Turn()
-    turn.guess("I have two dogs.")
-    assert not turn.words.in_groups
+    for ordinary in ("I have two dogs.", "My name is", "My name is Laura.", "What is"):
+        turn.guess(ordinary)
+        assert not turn.words.in_groups
     turn.words.hear(TranscriptOutput("The guests are."), language=None)
     assert (turn.guess("Mary."), turn.words.in_groups) == (Unfinished.NO, True)
     turn.words.begin()
