@@ -287,6 +287,7 @@ def test_favourites_are_remembered() -> None:
         ("My name is Tomás and I live in Porto.", "Where did I say I live?", "You told me that you live in Porto."),
         ("I live in Rome, and my dog is called Rex.", "Where do I live?", "You told me that you live in Rome."),
         ("I live in Rome, and my dog is called Rex.", "What's my dog called?", "Your dog's name is Rex."),
+        ("My favorite song is you and I.", "What's my favorite song?", "Your favorite song is you and I."),
         ("Hello.", "What is the name of my dog?", "You haven't told me."),
         ("Hello.", "where do i live", "You haven't told me."),
         ("Hello.", "how old am i", "You haven't told me."),

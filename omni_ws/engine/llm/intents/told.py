@@ -27,7 +27,7 @@ _WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
 _FACTS: Final = {name: re.compile(inserted(form, _DATA["words"])) for name, form in _DATA["facts"].items()}
 _OLDEST: Final = 130
 #: Where a sentence goes on with another fact, as in "I'm Ann and my dog is called Rex".
-_NEXT_FACT: Final = re.compile(r" and (?=(?:i|my) )")
+_NEXT_FACT: Final = re.compile(r" and (?=(?:my|i (?:live|am)) )")
 _MOST_FACTS: Final = 8
 
 
