@@ -206,6 +206,7 @@ soak: $(VENV)/.ready-to-test ## conversations compared with what was said and pl
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
 	command -v redis-server >/dev/null || command -v valkey-server >/dev/null || missing="$${missing:+$$missing }redis-server"; \
 	$(FROM_DISTRIBUTION)
+	@$(BIN)/omni-ws weights fetch whisper-tiny-en
 	@$(BIN)/python -m benchmarks soak $(or $(ARGS),--quick)
 
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside-bare.txt requirements/outside.lock | $(BIN)/python
