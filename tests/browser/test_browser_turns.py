@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from support.chromium import IN_BROWSER, demo_page
@@ -62,7 +63,7 @@ async def test_words_that_were_heard_stay_when_one_goes_on_speaking() -> None:
         await talk.press("Enter")
         await demo.answered(turn=0, state="stopped")
         heard = demo.page.locator(".turn").first.locator(".you")
-        assert await heard.locator(".settled").inner_text() == "turn the"
+        await heard.locator(".settled", has_text=re.compile("^turn the$")).wait_for()
         assert await heard.locator(".interim").text_content() == ""
         await talk.press("Enter")
         await demo.heard("turn the", turn=1)

@@ -62,9 +62,12 @@ async def test_a_request_of_a_process_that_hangs_can_be_left_and_the_next_one_is
 async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(engine: VllmEngine) -> None:
     before = await plain_answer(engine, "user: Hello\nassistant:")
     task = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
-    waiting = asyncio.create_task(answer(engine, Input("I am still speaking", open_end=True)))
+    speech = Input("I am still speaking", open_end=True)
+    waiting = asyncio.create_task(answer(engine, speech))
     await until(lambda: unfinished(engine) == 2)
     os.kill(core_process(engine), signal.SIGKILL)
+    await until_state(engine, EngineState.UNHEALTHY)
+    speech.close()  # where all of it was computed before, nothing else asks the dead process
     for failing in (task, waiting):
         with pytest.raises(EngineFailed) as failure:
             await asyncio.wait_for(failing, PATIENCE_SEC)
