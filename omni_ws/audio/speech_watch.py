@@ -402,8 +402,8 @@ class TurnDetector:
 class PrefixPadding:
     """The last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
 
-    def __init__(self, padding_ms: int, *, sample_rate: int = SAMPLE_RATE) -> None:
-        self.capacity = padding_ms * sample_rate // 1000
+    def __init__(self, padding_ms: int) -> None:
+        self.capacity = padding_ms * SAMPLE_RATE // 1000
         self._blocks: deque[Samples] = deque()
         self._held = 0
 

@@ -567,7 +567,7 @@ class Conversation:
 
     def suspend_time(self, suspended: bool) -> None:
         """Suspend the time-out for the client's silence, or resume it; it fires at once if it has passed meanwhile."""
-        self.stream.suspended = suspended
+        self.stream.suspend(suspended)
         self.watch_time()
 
     def time_gaps(self) -> None:

@@ -184,12 +184,12 @@ class RequestQueue:
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
         """Continue another queue, with ``requests`` made from ``saved.requests``."""
-        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output)
+        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output, late=saved.late)
         for request in requests:
             self._sequencer.open(request.request_id)
             self.requests.append(request)
         for request_id in saved.late:
-            number = self._sequencer.take_number_of_late(request_id)
+            number = self._sequencer.take_late_number(request_id)
             chunk = OutputChunk(request_id, number, OutputModality.TRANSCRIPT, late=True, failed=True)
             self._put_transcript(chunk)
         self._wake.set()
@@ -201,7 +201,7 @@ class RequestQueue:
 
     def number_from(self, next_output: int) -> None:
         """Number outputs from ``next_output`` on, as another server has made those before."""
-        self._sequencer.next_sequence_id = next_output
+        self._sequencer.number_from(next_output)
 
     # requests
 
