@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -135,33 +135,24 @@ class Unfinished(Enum):
     YES = "the words go on"
 
 
-class PauseWords(Protocol):
-    """What a recogniser tells of the words of the current turn, while it is spoken. Read by other threads."""
+class PauseWords:
+    """What a recogniser tells of the words of the current turn, while it is spoken: nothing. Read by other threads."""
+
+    #: How many times it has told the words in a pause, and what they say that it told last.
+    told = 0
+    unfinished = Unfinished.PERHAPS
+    #: Whether what is dictated has begun in the turn: a number, a spelling, a list.
+    in_groups = False
+    #: Whether the sound goes on, and no words come any more.
+    stalled = False
 
     @property
     def expected(self) -> bool:
         """Whether the recogniser tells the words in each pause."""
-        ...
+        return False
 
-    @property
-    def told(self) -> int:
-        """How many times it has told the words in a pause."""
-        ...
 
-    @property
-    def unfinished(self) -> Unfinished:
-        """What the words say that it told last."""
-        ...
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether what is dictated has begun in the turn: a number, a spelling, a list."""
-        ...
-
-    @property
-    def stalled(self) -> bool:
-        """Whether the sound goes on, and no words come any more."""
-        ...
+_NO_WORDS: Final = PauseWords()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +214,7 @@ class TurnDetector:
         *,
         bar: StartBar = ORDINARY_BAR,
         sure: float | None = None,
-        words: PauseWords | None = None,
+        words: PauseWords = _NO_WORDS,
         whole_silence_ms: float = sys.maxsize,
         breaths: bool = False,
     ) -> None:
@@ -347,7 +338,7 @@ class TurnDetector:
             self._answered = None
             return None
         self.silent_windows += 1
-        if self._words is not None and self.silent_windows == 1:
+        if self.silent_windows == 1:
             self._told_before = self._words.told
         if self.silent_windows >= self._needed_windows():
             return self._ended()
@@ -374,15 +365,15 @@ class TurnDetector:
             return longest
         if 2 * self._beside > self.silent_windows:
             return min(longest, self._whole_windows // 2)
-        is_told = words is not None and words.expected and words.told != self._told_before
-        unfinished = words.unfinished if is_told and words is not None else Unfinished.PERHAPS
+        is_told = words.expected and words.told != self._told_before
+        unfinished = words.unfinished if is_told else Unfinished.PERHAPS
         if unfinished is Unfinished.YES:
             return longest
         if answered <= LIKELY:
             needed, breath = self._whole_windows if unfinished is Unfinished.NO else longest, self._breath
-        elif words is not None and words.expected and not is_told:
+        elif words.expected and not is_told:
             needed, breath = LATE_WORDS_WINDOWS, self._breath
-        elif words is not None and words.in_groups and self._breath:
+        elif words.in_groups and self._breath:
             needed, breath = self._whole_windows, self._breath
         elif answered > self._sure:
             needed, breath = FINISHED_WINDOWS, 0
@@ -503,7 +494,7 @@ class SpeechWatch:
         silence_duration_ms: float,
         judge: AskJudge | None = None,
         sure: float = SURE,
-        words: PauseWords | None = None,
+        words: PauseWords = _NO_WORDS,
         whole_silence_ms: float = sys.maxsize,
         breaths: bool = False,
         echo: OwnEcho | None = None,
@@ -702,12 +693,12 @@ class _Windows:
     Windows that cannot be judged without the judge's answer wait here.
     """
 
-    def __init__(self, turns: TurnDetector, words: PauseWords | None) -> None:
+    def __init__(self, turns: TurnDetector, words: PauseWords) -> None:
         self._turns = turns
         self._words = words
         self._near = NearVoice()
         #: Whether ``words`` are still those of a turn that was given up, as the next one has begun only in this thread.
-        self._gave_up = words is not None and words.stalled
+        self._gave_up = words.stalled
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
         #: The detector's probability and the power of each.
@@ -746,7 +737,7 @@ class _Windows:
             self._near.give_up()
         elif isinstance(event, SpeechOffset):
             self._note_end()
-        if self._words is None or event is not None or not self._turns.speaking:
+        if event is not None or not self._turns.speaking:
             return event
         stalled = self._words.stalled
         gives_up, self._gave_up = stalled and not self._gave_up, stalled

@@ -115,6 +115,11 @@ class Onset:
         self._limit = loop.call_later(LIMIT_SEC, self._time_is_up)
         self._wait: asyncio.TimerHandle | None = None
 
+    def opens(self, request: Request) -> None:
+        """Note that ``request`` has opened aside."""
+        self.request = request
+        request.is_aside(self)
+
     @property
     def audio(self) -> list[InputChunk]:
         """The audio that its request was given."""

@@ -106,7 +106,7 @@ def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_outp
         speaking = next((one for one in queue.requests if one.entry.speaks and one.announced), None)
         if speaking is None or last_output - number >= MOST_UNKNOWN:
             raise ValueError("the client has received more outputs than there were")
-        speaking.unknown_audio += tuple(range(number, last_output + 1))
+        speaking.await_unknown(range(number, last_output + 1))
         number = last_output + 1
     queue.number_from(number)
     conversation.outbox.receive(last_output, unsent)
