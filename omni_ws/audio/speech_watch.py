@@ -26,12 +26,13 @@ from omni_ws.audio.onset_meter import (
     CLEAR_WINDOWS,
     HEARD_BEFORE,
     JUDGED_MS,
+    KEPT_SOUND,
     QUIET_WINDOWS,
     WARY_WINDOWS,
     OnsetMeter,
-    RecentSound,
     SpeechLasts,
     SpeechLull,
+    sound_of,
 )
 from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES, backchannel_probability
@@ -517,7 +518,7 @@ class SpeechWatch:
         self._windows = _Windows(self._turns, words)
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
         #: The latest sound, while turns begin by a measured bar.
-        self._recent: RecentSound | None = None
+        self._recent: RecentSamples[np.float32] | None = None
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
@@ -678,13 +679,14 @@ class SpeechWatch:
             self._recent = None
             return
         if self._recent is None:
-            self._recent = RecentSound(self._samples - len(samples))
-        self._recent.hear(samples)
+            self._recent = RecentSamples(np.float32, first=self._samples - len(samples))
+        self._recent.add(samples)
+        self._recent.forget(self._samples - KEPT_SOUND)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
         if not isinstance(event, SpeechLull) or self._recent is None or event.voiced_ms > JUDGED_MS:
             return event
-        return replace(event, probability=backchannel_probability(self._recent.of(event)))
+        return replace(event, probability=backchannel_probability(sound_of(event, self._recent)))
 
 
 class _Windows:
