@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni_ws.core.input_stream import InputStream
 from omni_ws.engine.threads import Lane
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, Request
 from omni_ws.service.observing.observer import InputAcknowledged, ObservedSession
 from omni_ws.wire.server_frames import InputAckFrame
 
 if TYPE_CHECKING:
+    from omni_ws.core.input_stream import InputStream
     from omni_ws.service.conversation.conversation import Conversation
 
 

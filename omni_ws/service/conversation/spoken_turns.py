@@ -11,7 +11,6 @@ from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import StartTrigger
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, has_asked
 from omni_ws.service.conversation.onsets import Onset
-from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.failure import new_id
 from omni_ws.service.observing.observer import SpeechHeard
@@ -24,6 +23,7 @@ from omni_ws.wire.server_frames import (
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
+    from omni_ws.service.conversation.request import Request
 
 
 @dataclasses.dataclass(slots=True)

@@ -14,10 +14,10 @@ import msgspec
 
 from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality, Word
-from omni_ws.service.conversation.request import Request
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
+    from omni_ws.service.conversation.request import Request
 
 #: The header of audio in WAV, which its first piece begins with.
 WAV_HEADER_BYTES: Final = len(wav_header(sample_rate=24_000, channels=1, data_bytes=None))
