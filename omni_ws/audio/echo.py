@@ -153,6 +153,12 @@ class _Answer:
     def end(self) -> int:
         return self.begin + len(self.samples)
 
+    def add(self, piece: SentPiece) -> None:
+        """Add the next piece."""
+        self.next_ms += piece.audio.duration_ms(len(piece.payload))
+        self.samples = np.concatenate((self.samples, pcm16_from_samples(self.decoder.decode(piece.payload))))
+        self.forget(0)
+
     def forget(self, before: int) -> None:
         """Drop samples before the index ``before``, and the oldest beyond AHEAD and BEHIND."""
         dropped = min(len(self.samples), max(0, before - self.begin, len(self.samples) - AHEAD - BEHIND))
@@ -225,9 +231,7 @@ class FarEnd:
                 piece.start_ms,
             )
             self._answers[piece.answer_id] = answer
-        answer.next_ms += piece.audio.duration_ms(len(piece.payload))
-        answer.samples = np.concatenate((answer.samples, pcm16_from_samples(answer.decoder.decode(piece.payload))))
-        answer.forget(0)
+        answer.add(piece)
         while len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
 

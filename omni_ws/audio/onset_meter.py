@@ -28,7 +28,7 @@ WARY_WINDOWS: Final = 2000 // WINDOW_MS
 #: What a judge hears before an onset: speech is detected with a delay.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 #: The sound that is kept for the judge, in samples: a sound of LONG_MS, what is before it, and the quiet behind it.
-_KEPT: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
+KEPT_SOUND: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +99,8 @@ class OnsetMeter:
         self.clear = self.clear or sum(self._recent) >= CLEAR_WINDOWS
 
 
-class RecentSound:
-    """The latest sound of a stream, from which the judge of a sound over an answer gets what it hears."""
-
-    def __init__(self, first: int) -> None:
-        """``first`` is the index in the stream of the first sample that will be heard."""
-        self._samples = RecentSamples(np.float32, first=first)
-        self._end = first
-
-    def hear(self, samples: Samples) -> None:
-        """Add the next samples of the stream, and drop the oldest."""
-        self._samples.add(samples)
-        self._end += len(samples)
-        self._samples.forget(self._end - _KEPT)
-
-    def of(self, lull: SpeechLull) -> Samples:
-        """Return the voiced stretch of a sound, and what is before it."""
-        start = lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE
-        end = lull.detected_ms // WINDOW_MS * WINDOW_SAMPLES - QUIET_WINDOWS * WINDOW_SAMPLES
-        return self._samples.between(start, end)
+def sound_of(lull: SpeechLull, recent: RecentSamples[np.float32]) -> Samples:
+    """Return the voiced stretch of a sound, and what is before it, out of the latest KEPT_SOUND of its stream."""
+    start = lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE
+    end = lull.detected_ms // WINDOW_MS * WINDOW_SAMPLES - QUIET_WINDOWS * WINDOW_SAMPLES
+    return recent.between(start, end)

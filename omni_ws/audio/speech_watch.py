@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from omni_ws.audio.onset_meter import (
     CLEAR_WINDOWS,
     HEARD_BEFORE,
     JUDGED_MS,
+    KEPT_SOUND,
     QUIET_WINDOWS,
     WARY_WINDOWS,
     OnsetMeter,
-    RecentSound,
     SpeechLasts,
     SpeechLull,
+    sound_of,
 )
 from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES, backchannel_probability
@@ -135,33 +136,24 @@ class Unfinished(Enum):
     YES = "the words go on"
 
 
-class PauseWords(Protocol):
-    """What a recogniser tells of the words of the current turn, while it is spoken. Read by other threads."""
+class PauseWords:
+    """What a recogniser tells of the words of the current turn, while it is spoken: nothing. Read by other threads."""
+
+    #: How many times it has told the words in a pause, and what they say that it told last.
+    told = 0
+    unfinished = Unfinished.PERHAPS
+    #: Whether what is dictated has begun in the turn: a number, a spelling, a list.
+    in_groups = False
+    #: Whether the sound goes on, and no words come any more.
+    stalled = False
 
     @property
     def expected(self) -> bool:
         """Whether the recogniser tells the words in each pause."""
-        ...
+        return False
 
-    @property
-    def told(self) -> int:
-        """How many times it has told the words in a pause."""
-        ...
 
-    @property
-    def unfinished(self) -> Unfinished:
-        """What the words say that it told last."""
-        ...
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether what is dictated has begun in the turn: a number, a spelling, a list."""
-        ...
-
-    @property
-    def stalled(self) -> bool:
-        """Whether the sound goes on, and no words come any more."""
-        ...
+_NO_WORDS: Final = PauseWords()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +215,7 @@ class TurnDetector:
         *,
         bar: StartBar = ORDINARY_BAR,
         sure: float | None = None,
-        words: PauseWords | None = None,
+        words: PauseWords = _NO_WORDS,
         whole_silence_ms: float = sys.maxsize,
         breaths: bool = False,
     ) -> None:
@@ -347,7 +339,7 @@ class TurnDetector:
             self._answered = None
             return None
         self.silent_windows += 1
-        if self._words is not None and self.silent_windows == 1:
+        if self.silent_windows == 1:
             self._told_before = self._words.told
         if self.silent_windows >= self._needed_windows():
             return self._ended()
@@ -374,15 +366,15 @@ class TurnDetector:
             return longest
         if 2 * self._beside > self.silent_windows:
             return min(longest, self._whole_windows // 2)
-        is_told = words is not None and words.expected and words.told != self._told_before
-        unfinished = words.unfinished if is_told and words is not None else Unfinished.PERHAPS
+        is_told = words.expected and words.told != self._told_before
+        unfinished = words.unfinished if is_told else Unfinished.PERHAPS
         if unfinished is Unfinished.YES:
             return longest
         if answered <= LIKELY:
             needed, breath = self._whole_windows if unfinished is Unfinished.NO else longest, self._breath
-        elif words is not None and words.expected and not is_told:
+        elif words.expected and not is_told:
             needed, breath = LATE_WORDS_WINDOWS, self._breath
-        elif words is not None and words.in_groups and self._breath:
+        elif words.in_groups and self._breath:
             needed, breath = self._whole_windows, self._breath
         elif answered > self._sure:
             needed, breath = FINISHED_WINDOWS, 0
@@ -402,8 +394,8 @@ class TurnDetector:
 class PrefixPadding:
     """The last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
 
-    def __init__(self, padding_ms: int, *, sample_rate: int = SAMPLE_RATE) -> None:
-        self.capacity = padding_ms * sample_rate // 1000
+    def __init__(self, padding_ms: int) -> None:
+        self.capacity = padding_ms * SAMPLE_RATE // 1000
         self._blocks: deque[Samples] = deque()
         self._held = 0
 
@@ -503,7 +495,7 @@ class SpeechWatch:
         silence_duration_ms: float,
         judge: AskJudge | None = None,
         sure: float = SURE,
-        words: PauseWords | None = None,
+        words: PauseWords = _NO_WORDS,
         whole_silence_ms: float = sys.maxsize,
         breaths: bool = False,
         echo: OwnEcho | None = None,
@@ -526,7 +518,7 @@ class SpeechWatch:
         self._windows = _Windows(self._turns, words)
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
         #: The latest sound, while turns begin by a measured bar.
-        self._recent: RecentSound | None = None
+        self._recent: RecentSamples[np.float32] | None = None
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
@@ -687,13 +679,14 @@ class SpeechWatch:
             self._recent = None
             return
         if self._recent is None:
-            self._recent = RecentSound(self._samples - len(samples))
-        self._recent.hear(samples)
+            self._recent = RecentSamples(np.float32, first=self._samples - len(samples))
+        self._recent.add(samples)
+        self._recent.forget(self._samples - KEPT_SOUND)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
         if not isinstance(event, SpeechLull) or self._recent is None or event.voiced_ms > JUDGED_MS:
             return event
-        return replace(event, probability=backchannel_probability(self._recent.of(event)))
+        return replace(event, probability=backchannel_probability(sound_of(event, self._recent)))
 
 
 class _Windows:
@@ -702,12 +695,12 @@ class _Windows:
     Windows that cannot be judged without the judge's answer wait here.
     """
 
-    def __init__(self, turns: TurnDetector, words: PauseWords | None) -> None:
+    def __init__(self, turns: TurnDetector, words: PauseWords) -> None:
         self._turns = turns
         self._words = words
         self._near = NearVoice()
         #: Whether ``words`` are still those of a turn that was given up, as the next one has begun only in this thread.
-        self._gave_up = words is not None and words.stalled
+        self._gave_up = words.stalled
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
         #: The detector's probability and the power of each.
@@ -746,7 +739,7 @@ class _Windows:
             self._near.give_up()
         elif isinstance(event, SpeechOffset):
             self._note_end()
-        if self._words is None or event is not None or not self._turns.speaking:
+        if event is not None or not self._turns.speaking:
             return event
         stalled = self._words.stalled
         gives_up, self._gave_up = stalled and not self._gave_up, stalled

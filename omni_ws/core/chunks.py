@@ -6,7 +6,7 @@ OutputSequencer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Final, Self, TypeAlias
@@ -477,11 +477,11 @@ class OutputSequencer:
 
     __slots__ = ("_late", "_open", "next_sequence_id")
 
-    def __init__(self, next_sequence_id: int = 0) -> None:
+    def __init__(self, next_sequence_id: int = 0, *, late: Iterable[str] = ()) -> None:
         self.next_sequence_id = next_sequence_id
         self._open: dict[str, None] = {}  # smaller than a set, while it is empty
-        #: Requests whose final has been numbered, and whose late transcript has not.
-        self._late: dict[str, None] = {}
+        #: Requests whose final has been numbered, perhaps by another sequencer, and whose late transcript has not.
+        self._late: dict[str, None] = dict.fromkeys(late)
 
     def open(self, request_id: str) -> None:
         """Allow output of ``request_id``."""
@@ -504,14 +504,14 @@ class OutputSequencer:
         del self._late[request_id]
         return self._next()
 
-    def take_number_of_late(self, request_id: str) -> int:
-        """Return the next number, for the late transcript of a request whose final another sequencer has numbered."""
-        return self._next()
-
     def _next(self) -> int:
         number = self.next_sequence_id
         self.next_sequence_id += 1
         return number
+
+    def number_from(self, next_sequence_id: int) -> None:
+        """Continue with this number, as another server has made the outputs before."""
+        self.next_sequence_id = next_sequence_id
 
     def take_back(self, count: int) -> None:
         """Reuse the latest ``count`` numbers, whose outputs were not sent."""

@@ -124,13 +124,14 @@ class InputStream:
         self.received_bytes = 0
         self._budget = budget
         self._closed = False
+        #: Whether a chunk that has to wait for an earlier one is refused.
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events. Set by ``divert``.
         self.diverting = False
         #: Whether an answer runs: the session is not idle then. Set by ``note_answering``.
         self.answering = False
-        #: While the caller sets this, silence does not end the session, but still counts, and may end it afterwards.
-        self.suspended = False
+        #: While this is set, silence does not end the session, but still counts, and may end it afterwards.
+        self._suspended = False
         self.duplicates = 0
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
@@ -287,6 +288,10 @@ class InputStream:
             self.touch(now=now)
         return ends
 
+    def suspend(self, suspended: bool) -> None:
+        """Set whether silence ends the session: see ``_suspended``."""
+        self._suspended = suspended
+
     def hold_clocks(self, *, now: float) -> None:
         """Stop the clocks of silence and gap, because the client's messages are not read for now. Idempotent."""
         if self._held_since is None:
@@ -345,7 +350,7 @@ class InputStream:
 
         Raises InvalidValue if the saved chunks with offsets are not a state that ``saved`` returns.
         """
-        self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
+        self.reorder.restore(saved.next_sequence_id, saved.statistics)
         for number, chunk in saved.waiting:
             size = 0 if chunk is None else len(chunk.payload)
             self.release_waiting(-size)  # counted even if there is no room
@@ -372,7 +377,7 @@ class InputStream:
         """Count bytes of a restored request, or of none, whether there is room or not."""
         self._release(-size)
         if request_input is not None:
-            request_input.held_bytes += size
+            request_input.hold(size)
 
     @property
     def buffered_chunks(self) -> int:
@@ -399,7 +404,7 @@ class InputStream:
         """Return the earliest time at which ``handle_timer`` may raise; None if nothing can time out."""
         if self._held_since is not None:
             return None
-        when = math.inf if self.answering or self.suspended else self._last_activity + self.limits.session_timeout
+        when = math.inf if self.answering or self._suspended else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self._gap_timeout)
         return None if when == math.inf else when
@@ -410,7 +415,7 @@ class InputStream:
             return
         if self.gap_since is not None and now >= self.gap_since + self._gap_timeout:
             raise self.gap_error()
-        if not (self.answering or self.suspended) and now >= self._last_activity + self.limits.session_timeout:
+        if not (self.answering or self._suspended) and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
             raise SessionTimeout(f"no input for {self.limits.session_timeout:g} seconds")

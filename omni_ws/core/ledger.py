@@ -19,7 +19,7 @@ the latest report; without a report, up to the position on the playback line, if
 merged into one position; entries with these details up to MAX_ENTRIES and MAX_DETAIL. After that the history, which has
 bounds of its own, keeps only the messages.
 
-Times are seconds on the caller's clock. ``to_bytes`` serialises the ledger, and ``from_bytes`` restores it.
+Times are seconds on the caller's clock. ``to_bytes`` serialises the ledger, and ``restore`` reads it again.
 """
 
 from __future__ import annotations
@@ -630,7 +630,7 @@ class Ledger:
     # bytes
 
     def to_bytes(self) -> bytes:
-        """Serialise the whole ledger, with the speech and audio that it keeps, for ``from_bytes``."""
+        """Serialise the whole ledger, with the speech and audio that it keeps, for ``restore``."""
         dropped = [one for one in self._line if one.request_id not in self._entries]
         return msgspec.msgpack.encode(
             _State(
@@ -648,13 +648,6 @@ class Ledger:
             )
         )
 
-    @classmethod
-    def from_bytes(cls, data: bytes, budget: ByteBudget, *, read: Read = read_all) -> Ledger:
-        """Return the ledger that ``to_bytes`` serialised, which charges ``budget`` from now on."""
-        new = cls(0, budget, read=read)
-        new.restore(data)
-        return new
-
     def restore(self, data: bytes, *, later: float = 0) -> None:
         """Restore what ``to_bytes`` serialised into this ledger, which must be new.
 
@@ -669,7 +662,7 @@ class Ledger:
         self.clocked, self.reporting, self.language = state.clocked, state.reporting, state.language
         self._pace_characters, self._pace_ms = state.pace_characters, state.pace_ms
         for entry in state.entries:
-            entry.first_sent += later
+            entry.move(later)
             if entry.kept is not None:
                 self._budget.charge(entry.kept.charged + entry.kept.aside_cost)
 

@@ -299,6 +299,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         """Record that the first audio was sent, as output ``number``."""
         self.first_number, self.first_sent = number, now
 
+    def move(self, later: float) -> None:
+        """Move the times to a clock that shows ``later`` seconds more."""
+        self.first_sent += later
+
     def send_to(self, end_ms: float) -> None:
         """Record that the audio up to ``end_ms`` was sent."""
         self.sent_ms = end_ms

@@ -150,6 +150,10 @@ class ReorderBuffer(Generic[T]):
         """Return the waiting items with a number above ``sequence_id``, unordered."""
         return [(number, item) for number, (item, _) in self._ahead.items() if number > sequence_id]
 
+    def restore(self, next_sequence_id: int, statistics: ReorderStatistics) -> None:
+        """Continue another buffer. Then ``hold`` the items that waited there."""
+        self.next_sequence_id, self.statistics = next_sequence_id, statistics
+
     def classify(self, sequence_id: int) -> Arrival:
         """Return the place of a number, as an Arrival. Changes nothing."""
         if sequence_id == self.next_sequence_id:

@@ -304,6 +304,10 @@ class RequestInput:
             events += self.finish(chunk.sequence_id)
         return events
 
+    def hold(self, size: int) -> None:
+        """Add ``size`` to the held bytes, for input that was restored."""
+        self.held_bytes += size
+
     def release(self, size: int) -> int:
         """Subtract ``size`` from the held bytes, but not below 0. Return by how much they decreased."""
         released = min(size, self.held_bytes)
@@ -356,11 +360,14 @@ class RequestInput:
     def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
         """Return the input with a saved state, which had these settings."""
         new = cls(settings)
-        new.received, new._buffered = saved.received, list(saved.buffered)
-        new.ref, new.bytes_after_start = saved.ref, saved.bytes_after_start
-        new._other_refs = dict(saved.other_refs)
-        new._enter(saved.state)
+        new._restore(saved)
         return new
+
+    def _restore(self, saved: SavedRequestInput) -> None:
+        self.received, self._buffered = saved.received, list(saved.buffered)
+        self.ref, self.bytes_after_start = saved.ref, saved.bytes_after_start
+        self._other_refs = dict(saved.other_refs)
+        self._enter(saved.state)
 
     def cancel(self) -> None:
         """End the input because the client cancelled the request.

@@ -55,6 +55,7 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 _SWAPPING = (5, 6, 7, 8)
 _LUMA = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # ITU-R BT.709
 
+#: Below the first brightness an image is called dark, above the second bright.
 _DARK = 0.2
 _BRIGHT = 0.7
 
@@ -237,11 +238,11 @@ _HUES = (
 )
 COLOUR_NAMES = ("black", "white", "grey", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
 
-#: Limits of HSV values, from 0 to 1: below the value ``_DARK`` a pixel is black; below the saturation
-#: ``_PALE_SATURATION`` it is grey or, above the value ``_BRIGHT``, white.
-_DARK = 0.18
+#: Limits of HSV values, from 0 to 1: below the value ``_BLACK_BELOW`` a pixel is black; below the saturation
+#: ``_PALE_SATURATION`` it is grey or, above the value ``_WHITE_ABOVE``, white.
+_BLACK_BELOW = 0.18
 _PALE_SATURATION = 0.15
-_BRIGHT = 0.85
+_WHITE_ABOVE = 0.85
 #: Orange below this value is brown.
 _BROWN_BELOW = 0.65
 
@@ -269,8 +270,8 @@ def _named(pixels: NDArray[Any]) -> NDArray[np.intp]:
     named = np.where((named == orange) & (value < _BROWN_BELOW), brown, named)
     pale = saturation < _PALE_SATURATION
     named = np.where(pale, COLOUR_NAMES.index("grey"), named)
-    named = np.where(pale & (value > _BRIGHT), COLOUR_NAMES.index("white"), named)
-    return np.where(value < _DARK, COLOUR_NAMES.index("black"), named)
+    named = np.where(pale & (value > _WHITE_ABOVE), COLOUR_NAMES.index("white"), named)
+    return np.where(value < _BLACK_BELOW, COLOUR_NAMES.index("black"), named)
 
 
 def _hue(rgb: NDArray[np.float32], value: NDArray[np.float32], chroma: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
     ORDINARY_BAR,
+    PauseWords,
     PrefixPadding,
     SpeechOffset,
     SpeechOnset,
@@ -220,14 +221,10 @@ def test_nobody_is_asked_where_silence_ends_the_turn_as_soon(silence_ms: float, 
 # pauses in which the words count as well
 
 
-class Words:
+class Words(PauseWords):
     """What a recogniser tells in pauses."""
 
     expected = True
-    in_groups = False
-    stalled = False
-    told = 0
-    unfinished = Unfinished.PERHAPS
 
     def tell(self, unfinished: Unfinished) -> None:
         self.told, self.unfinished = self.told + 1, unfinished

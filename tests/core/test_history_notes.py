@@ -222,7 +222,8 @@ def test_notes_are_a_part_of_the_saved_ledger() -> None:
     before = ledger.history.memory
     sum_up(ledger.history, "- one")
     assert ledger.history.memory > before
-    other = Ledger.from_bytes(ledger.to_bytes(), budget)
+    other = Ledger(0, budget)
+    other.restore(ledger.to_bytes())
     assert seen(other.history) == seen(ledger.history)
     assert other.history.summed == 4
 

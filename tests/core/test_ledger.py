@@ -635,7 +635,8 @@ def test_the_language_of_what_was_heard_is_kept() -> None:
         for language in heard:
             ledger.hear(entry, "word", language=language)
         ledger.finish(entry, whole=True)
-    restored = Ledger.from_bytes(ledger.to_bytes(), ByteBudget(1 << 24))
+    restored = Ledger(0, ByteBudget(1 << 24))
+    restored.restore(ledger.to_bytes())
     assert restored.language == "en"
     messages = [restored.question(one) for one in map(restored.find, "abc") if one is not None]
     assert [message.language for message in messages] == ["de", None, "en"]

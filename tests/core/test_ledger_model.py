@@ -300,7 +300,8 @@ class Walk:
         held = self.budget.used
         data = self.ledger.to_bytes()
         self.budget = ByteBudget(1 << 24)
-        self.ledger = Ledger.from_bytes(data, self.budget)
+        self.ledger = Ledger(0, self.budget)
+        self.ledger.restore(data)
         assert msgspec.msgpack.decode(self.ledger.to_bytes()) == msgspec.msgpack.decode(data)
         assert self.budget.used == held
 

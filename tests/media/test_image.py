@@ -155,6 +155,15 @@ def test_facts() -> None:
     assert (dark.dominant_colour, dark.brightness) == ("black", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("grey", "light"), [(50, "dark"), (52, "of medium brightness"), (178, "of medium brightness"), (180, "bright")]
+)
+def test_brightness_has_words_of_its_own(grey: int, light: str) -> None:
+    """Not the limits by which a colour is called black or white."""
+    facts = describe_image(np.full((1, 1, 3), grey, dtype=np.uint8))
+    assert facts.sentence("It") == f"It is 1 by 1 pixels, mostly grey, and {light}."
+
+
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
 def test_strips_are_put_together_upright(orientation: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,8 @@ class AnswerWriter:
         self._sequencer = sequencer
         self._writes = "text" in request.config.modalities
         self._speaks = "audio" in request.config.modalities
-        self._audio_format = request.output_format
+        audio = request.config.output_audio
+        self._audio_format = AudioFormat(audio.format, audio.sample_rate)
         #: Words that are still to be told, with the next audio that is sent; see ``_put_audio``.
         self._untold: tuple[Word, ...] = ()
         #: The time of the first output of each modality.
@@ -427,7 +428,7 @@ class AnswerWriter:
                     modality = OutputModality.THOUGHT
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
             case TextComplete(finished=finished):
-                request.text_end = finished
+                request.note_text_end(finished)
                 if self._outbox.gate is not None:
                     self._outbox.gate.changed()
             case TranscriptOutput():
@@ -483,15 +484,14 @@ class AnswerWriter:
         if again:
             payload = speech.behind(self._made_ms, payload)
             if last and not payload:
-                speech.start_ms = speech.end_ms = self._made_ms
+                speech.move_to(self._made_ms)
         if not payload and not (last and words):
             self._untold = words
             if text_end is not None and not (again and text_end <= entry.read_end):
                 entry.read_to(text_end, speech.start_ms, speech.end_ms)
             return
         if request.unknown_audio:
-            number, *unknown = request.unknown_audio
-            request.unknown_audio = tuple(unknown)
+            number = request.take_unknown()
             request.ledger.send(entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
         else:
             start_ms = round(speech.start_ms)
@@ -657,10 +657,14 @@ class SpeechOutput:
         Compressed audio that was sent is not encoded again: a new file begins behind it, without what the other encoder
         had kept, up to 200 ms with Opus. Other audio is, and ``behind`` cuts it.
         """
-        self.start_ms = self.end_ms = start_ms
+        self.move_to(start_ms)
         self._goes_on = True
         if not self._is_pcm:
             self._skip_ms = max(0.0, sent_ms - start_ms)
+
+    def move_to(self, position_ms: float) -> None:
+        """Set the place in the answer at which the next audio begins."""
+        self.start_ms = self.end_ms = position_ms
 
     @property
     def _is_pcm(self) -> bool:

@@ -254,6 +254,10 @@ class Configuration:
         """Return the input settings of a request that opens now."""
         return input_settings(self.effective)
 
+    def makes_call(self, call_id: str) -> bool:
+        """Return whether the server itself makes a call, or waits for its approval."""
+        return self.mcp is not None and self.mcp.has(call_id)
+
     @property
     def listening(self) -> ListeningSettings:
         """The settings of turn detection, with the format of the input audio."""

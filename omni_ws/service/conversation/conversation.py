@@ -1,11 +1,11 @@
 """A conversation: makes requests of the input of one session, and has an engine answer them.
 
 **Data flow.** The transport calls ``receive_chunk``, straight from its socket. The InputStream puts chunks in order and
-returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
-the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
-TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue gives
-requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog, which whoever
-carries the session empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``take_events`` applies them
+to the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to
+the TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue
+gives requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog, which
+whoever carries the session empties. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
 of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
@@ -39,7 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger, Task
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -63,9 +63,8 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
-from omni_ws.service.conversation.remarks import Remark
-from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
-from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
+from omni_ws.service.conversation.request import FieldNames, Remark, Request, RequestState, SavedRequest, as_they_are
+from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
 from omni_ws.service.conversation.telling import FACT, SavedTellings, Telling
 from omni_ws.service.conversation.tool_results import ToolResults
@@ -153,7 +152,7 @@ class Conversation:
         #: The budget of the session: everything that holds input or output for it charges this.
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
-        self._results = ToolResults(self.ledger)
+        self._results = ToolResults(self.ledger, reserved=configuration.makes_call)
         self.unasked = Unasked(self, self._results)
         self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
@@ -239,7 +238,6 @@ class Conversation:
         listening = self.configuration.listening
         if listening.turns is not None and self.listener is None and self._speech_workers is not None:
             self.listener = TurnListener(self.stream, self._speech_workers, self, self._flow.lane)
-            self._flow.listen(self.listener)
         if self.listener is not None:
             self.listener.configure(listening)
         self.watch_time()
@@ -274,7 +272,7 @@ class Conversation:
 
     def say(self, remark: Remark) -> str:
         """Say something unasked. Returns the id of the request. Only a greeting may be refused."""
-        config = remark_configuration(self.configuration.effective)
+        config = msgspec.structs.replace(self.configuration.effective, task=Task.SPEECH)
         request = self._new_request(remark_input(), config, by_speech=False)
         self.queue.announce_remark(request, remark)
         if remark.why is StartTrigger.GREETING:
@@ -288,7 +286,8 @@ class Conversation:
 
     def tell(self, telling: Telling) -> None:
         """Have the assistant tell something at the next pause, see ``telling``. Raises EngineOverloaded."""
-        self.unasked.tell(telling, self._now())
+        self.unasked.tellings.put(telling)
+        self.unasked.note_quiet(self._now())
 
     def note(self, text: str, role: str) -> None:
         """Let later answers know something, without an answer to it: a fact, or with role ``system`` a standing rule.
@@ -310,9 +309,9 @@ class Conversation:
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
         if chunk.tool_call_id is not None and not self.stream.single_request:
-            self._handle(self._results.receive(chunk, self.stream, now=now, refuse=self.outbox.put_nowait))
+            self.take_events(self._results.receive(chunk, self.stream, now=now, refuse=self.outbox.put_nowait))
         elif events := self.stream.receive_chunk(chunk, now=now):
-            self._handle(events)
+            self.take_events(events)
         if self.stream.gap_since is not None:
             self.watch_time()
         request = self.receiving
@@ -323,12 +322,12 @@ class Conversation:
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
-        self._handle(self.stream.refuse(sequence_id, now=self._now()))
+        self.take_events(self.stream.refuse(sequence_id, now=self._now()))
         self.watch_time()
 
     def finish(self) -> None:
         """End the input of the open request, if there is one."""
-        self._handle(self.stream.finish(now=self._now()))
+        self.take_events(self.stream.finish(now=self._now()))
         self.watch_time()
         self._raise_refused_text()
 
@@ -470,7 +469,7 @@ class Conversation:
             self.listener.restore(saved)
         for chunk in saved.unassigned:
             self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
-            self._handle([Diverted(chunk)])
+            self.take_events([Diverted(chunk)])
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
@@ -567,7 +566,7 @@ class Conversation:
 
     def suspend_time(self, suspended: bool) -> None:
         """Suspend the time-out for the client's silence, or resume it; it fires at once if it has passed meanwhile."""
-        self.stream.suspended = suspended
+        self.stream.suspend(suspended)
         self.watch_time()
 
     def time_gaps(self) -> None:
@@ -601,7 +600,7 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        self.spoken.close()
+        self.spoken.dismiss()
         self.queue.end_all(self._reason_at_end)
         if self.listener is not None:
             self.listener.close()
@@ -663,10 +662,6 @@ class Conversation:
     def engine_is_behind(self) -> bool:
         """Return whether the engine is behind with the request whose input is open; ``TurnListener.go_on`` follows."""
         return self._flow.engine_is_behind()
-
-    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
-        """Handle the events of input that the turn listener has admitted, in order."""
-        self._handle(events)
 
     @property
     def may_be_interrupted(self) -> bool:
@@ -734,7 +729,8 @@ class Conversation:
 
     # input events
 
-    def _handle(self, events: Sequence[StreamEvent]) -> None:
+    def take_events(self, events: Sequence[StreamEvent]) -> None:
+        """Take the events of input that the stream has put in order, or that the turn listener has admitted."""
         for event in events:
             request = self.receiving
             match event:

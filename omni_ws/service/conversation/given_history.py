@@ -51,8 +51,8 @@ def give_history(conversation: Conversation, given: GivenHistory) -> None:
         conversation.ledger.history.condense(given.summary)
     conversation.ledger.place(given.messages)
     conversation.ledger.weigh()
-    if (summaries := conversation.limits.summaries) is not None and not conversation.busy:
-        summaries.note_quiet(conversation)
+    if not conversation.busy:
+        conversation.limits.summaries.note_quiet(conversation)
 
 
 def told_history(conversation: Conversation, *, original: bool) -> HistoryItemsFrame:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni_ws.core.input_stream import InputStream
 from omni_ws.engine.threads import Lane
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, Request
-from omni_ws.service.conversation.turn_listener import TurnListener
 from omni_ws.service.observing.observer import InputAcknowledged, ObservedSession
 from omni_ws.wire.server_frames import InputAckFrame
 
 if TYPE_CHECKING:
+    from omni_ws.core.input_stream import InputStream
     from omni_ws.service.conversation.conversation import Conversation
 
 
@@ -19,8 +18,6 @@ class InputFlow:
     """The flow control of one conversation's input: decides when a transport pauses, and what it acknowledges."""
 
     def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
-        #: Set once turn detection is configured.
-        self.listener: TurnListener | None = None
         #: The place of the session in the threads that decode its audio and detect the speech in it.
         self.lane = Lane()
         self._stream = stream
@@ -31,15 +28,12 @@ class InputFlow:
         self._wanted = False
         self._credit_was_low = False
 
-    def listen(self, listener: TurnListener) -> None:
-        """Take the queue of ``listener`` into account from now on, as turn detection is configured."""
-        self.listener = listener
-
     def is_full(self) -> bool:
         """Return whether the engine is behind with the request that receives input, or the listener with its audio."""
         if self.engine_is_behind():
             return True
-        if self.listener is None or not self.listener.full:
+        listener = self._conversation.listener
+        if listener is None or not listener.full:
             return False
         self._wanted = True
         return True
@@ -104,8 +98,8 @@ class InputFlow:
         """Let the input continue, if the transport waits for that."""
         if self._wanted:
             self._wanted = False
-            if self.listener is not None:
-                self.listener.go_on()
+            if (listener := self._conversation.listener) is not None:
+                listener.go_on()
             self._conversation.offer_input()
         elif self._credit_was_low:
             self.renew_credit()

@@ -66,9 +66,14 @@ class HeldAnswer:
 
     def _time_is_up(self) -> None:
         if self.by.input_ended.is_set():
-            self._limit = asyncio.get_running_loop().call_later(WORDS_DUE_SEC, self._resume)
+            self._limit = asyncio.get_running_loop().call_later(WORDS_DUE_SEC, self._go_on)
         else:
-            self._resume()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the answer go on although the turn may still turn out to have words, which then cancel it."""
+        self.resumed = True
+        self._resume()
 
     def look_later(self, look: Callable[[], None]) -> None:
         """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
@@ -105,7 +110,7 @@ class HeldAnswer:
             return
         if self._verdict(guess, lull) is Verdict.BACKCHANNEL:
             self._limit.cancel()
-            self._resume()
+            self._go_on()
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far may have no words; if so, and it is settled, keep the transcript."""

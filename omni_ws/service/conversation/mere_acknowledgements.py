@@ -14,6 +14,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, TypeAlias
 
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
+
 #: Those that have lists of words.
 LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
 #: A text of more words is no mere acknowledgement, and no mere "stop".
@@ -143,6 +146,11 @@ def asks(text: str, heard: int) -> bool:
         if last.end() > heard and len(text[last.start() : heard].split()) < _LEAST_HEARD_WORDS:
             sentences.pop()  # it has only just begun
     return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
+
+
+def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
+    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
+    return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
 # Lists of phrases

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -13,7 +13,6 @@ from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputC
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.conversation.summing import SumsUp
 from omni_ws.wire.server_frames import (
     BackchannelFrame,
     HistoryItemsFrame,
@@ -32,6 +31,9 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
+
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
 #: not count the overhead of a chunk, and chunks may be tiny.
 MAX_WAITING_CHUNKS: Final = 1 << 18
@@ -39,6 +41,19 @@ MAX_WAITING_CHUNKS: Final = 1 << 18
 MAX_TOOL_RESULTS: Final = 1 << 10
 #: Seconds that speech recognition of a turn may take after the answer to the turn was cut off.
 ASR_TIMEOUT_SEC: Final = 30.0
+
+
+class SumsUp:
+    """What sums up long talks in the background, see ``sessions.summaries``. This one does nothing."""
+
+    def disturb(self, conversation: Conversation) -> None:
+        """Give way: in this conversation somebody speaks, or an answer is due."""
+
+    def note_quiet(self, conversation: Conversation) -> None:
+        """Note that in this conversation nobody speaks, and no answer is due."""
+
+    def forget(self, conversation: Conversation) -> None:
+        """Do nothing more for a conversation, which ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +71,8 @@ class ConversationLimits:
     asr_timeout_sec: float = ASR_TIMEOUT_SEC
     #: Whether requests keep their input to their end, so that the session can be saved at any time.
     keeps_input: bool = False
-    #: What sums up long talks; None: the oldest turns are dropped.
-    summaries: SumsUp | None = None
+    #: What sums up long talks; otherwise the oldest turns are dropped.
+    summaries: SumsUp = field(default_factory=SumsUp)
 
 
 # Messages, and what each costs while it is held.

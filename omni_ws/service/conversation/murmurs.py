@@ -14,8 +14,9 @@ from omni_ws.audio.pcm import Samples, as_samples
 from omni_ws.core.chunks import AudioFormat, InputMode, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.remarks import phrases, text_input
+from omni_ws.service.conversation.remarks import phrases
 from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request_queue import text_input
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.wire.server_frames import BackchannelFrame
 from omni_ws.wire.session_config import SessionConfig

@@ -50,7 +50,7 @@ LIKELY_WAIT_SEC: Final = 1.0
 #: How long an onset is uncertain at most, if audio no longer arrives.
 LIMIT_SEC: Final = 3.0
 #: This many words are words, and not a hum as a recogniser spells it, while the voice goes on.
-SURE_WORDS: Final = 4
+ENOUGH_WORDS: Final = 4
 #: From this probability on a sound without known words is a backchannel, if nothing better will be known.
 LIKELY_BACKCHANNEL: Final = 0.5
 
@@ -58,7 +58,7 @@ LIKELY_BACKCHANNEL: Final = 0.5
 def sure_words(text: str, language: str | None) -> bool:
     """Return whether a transcript that may go on tells that the speaker interrupts: by its beginning, or its length."""
     return begins_with_stop_word(text, language or "en") or (
-        len(text.split()) >= SURE_WORDS
+        len(text.split()) >= ENOUGH_WORDS
         and judged(text, None, language, voiced_ms=0, after_question=False) is not Verdict.BACKCHANNEL
     )
 
@@ -114,6 +114,11 @@ class Onset:
         loop = asyncio.get_running_loop()
         self._limit = loop.call_later(LIMIT_SEC, self._time_is_up)
         self._wait: asyncio.TimerHandle | None = None
+
+    def opens(self, request: Request) -> None:
+        """Note that ``request`` has opened aside."""
+        self.request = request
+        request.is_aside(self)
 
     @property
     def audio(self) -> list[InputChunk]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
 import msgspec
 
-from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
+from omni_ws.core.chunks import StartTrigger
 from omni_ws.errors import SessionTimeout
+from omni_ws.service.conversation.request import Remark
 from omni_ws.wire.session_config import SessionConfig
 
 #: The silence before the first filler of a tool call, and before each further one, in seconds.
@@ -35,27 +36,6 @@ def phrases() -> dict[str, _Phrases]:
     """Return the sentences of remarks.toml, by the primary subtags of their languages."""
     text = files(__package__).joinpath("remarks.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, _Phrases])
-
-
-class Remark(msgspec.Struct, frozen=True):
-    """A sentence that is said unasked; ``language`` is the primary subtag of RFC 5646, None for that of the voice.
-
-    ``field`` is the field of ``session_config`` that the text is from; None if the client did not write it.
-    """
-
-    text: str
-    why: StartTrigger
-    language: str | None = None
-    field: str | None = None
-
-    def name_of(self, param: str | None) -> str | None:
-        """Return the configuration's name for a field in an engine's error: the remark is the engine's input text."""
-        return self.field if param == "text" else param
-
-    @property
-    def kept(self) -> bool:
-        """Whether the history keeps it. A filler would stand between a call and its result there."""
-        return self.why is not StartTrigger.FILLER
 
 
 class Remarks:
@@ -156,8 +136,3 @@ class Remarks:
         choice = known.filler if first else known.again
         self._turn += 1
         return Remark(choice[self._turn % len(choice) - 1], StartTrigger.FILLER, language)
-
-
-async def text_input(text: str) -> AsyncIterator[InputChunk]:
-    """Yield ``text`` as an input of one chunk."""
-    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -49,9 +49,8 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.kept_speech import KeptSpeech
-from omni_ws.service.conversation.mere_acknowledgements import asks, is_stop_word
+from omni_ws.service.conversation.mere_acknowledgements import has_asked, is_stop_word
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
-from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language, spoken_languages
@@ -83,11 +82,6 @@ class RequestState(Enum):
     CANCELLED = "cancelled"
     #: Its final is in the outbox.
     FINISHED = "finished"
-
-    def check(self, after: RequestState) -> None:
-        """Raise RuntimeError if ``after`` may not follow this state."""
-        if after not in _TRANSITIONS[self]:
-            raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
 
 
 #: States in which the answer is being made and sent.
@@ -122,6 +116,27 @@ FieldNames: TypeAlias = Callable[[str | None], str | None]
 def as_they_are(param: str | None) -> str | None:
     """Return ``param``: the FieldNames of a client that writes ``session_config`` itself."""
     return param
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """A sentence that is said unasked; ``language`` is the primary subtag of RFC 5646, None for that of the voice.
+
+    ``field`` is the field of ``session_config`` that the text is from; None if the client did not write it.
+    """
+
+    text: str
+    why: StartTrigger
+    language: str | None = None
+    field: str | None = None
+
+    def name_of(self, param: str | None) -> str | None:
+        """Return the configuration's name for a field in an engine's error: the remark is the engine's input text."""
+        return self.field if param == "text" else param
+
+    @property
+    def kept(self) -> bool:
+        """Whether the history keeps it. A filler would stand between a call and its result there."""
+        return self.why is not StartTrigger.FILLER
 
 
 class SavedRequest(msgspec.Struct, kw_only=True):
@@ -358,6 +373,14 @@ class Request:
         self.onset, self.barges_in = None, True
         self._note_silence()
 
+    def interrupt_held(self, held: HeldAnswer) -> None:
+        """Note that its speech has interrupted an answer, which is held."""
+        self.holds, self.barges_in = held, True
+
+    def note_lull(self, lull: SpeechLull | None) -> None:
+        """Note what is measured of its speech over an answer, which is quiet; None: the voice goes on."""
+        self.lull = lull
+
     def withdraw(self) -> None:
         """Take the request back, as its onset was no turn: it leaves nothing. ``release`` must follow."""
         self.onset, self.answerable = None, False
@@ -421,7 +444,8 @@ class Request:
             self.speech.release()
 
     def _set_state(self, state: RequestState) -> None:
-        self.state.check(state)
+        if state not in _TRANSITIONS[self.state]:
+            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
         self.answering = state in ANSWERING_STATES
         self._note_silence()
@@ -534,6 +558,20 @@ class Request:
         self.start(started)
         self.input_ended.set()
         return started
+
+    def note_text_end(self, finished: Finished) -> None:
+        """Note that the engine has told all of the text of a spoken answer."""
+        self.text_end = finished
+
+    def await_unknown(self, numbers: Iterable[int]) -> None:
+        """Await audio that the client has received from another server, with these numbers."""
+        self.unknown_audio += tuple(numbers)
+
+    def take_unknown(self) -> int:
+        """Return the number of the next piece of such audio, and await it no longer."""
+        number, *rest = self.unknown_audio
+        self.unknown_audio = tuple(rest)
+        return number
 
     def to_announce(self) -> None:
         """Note that the answer is to be announced, unless it was: the engine has the request."""
@@ -730,16 +768,6 @@ class Request:
         return self.entry.tool_calls
 
     @property
-    def user_text(self) -> str:
-        """The words of the user, typed and spoken."""
-        return self.entry.user_text
-
-    @property
-    def answer_text(self) -> str:
-        """The text of the answer that was sent."""
-        return self.entry.answer_text
-
-    @property
     def question(self) -> Message:
         """The user's message in it, as far as its words are known."""
         return self.ledger.question(self.entry)
@@ -773,10 +801,6 @@ class Request:
                 log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
         cancelled = self.state is RequestState.CANCELLED or entry.cut_ms is not None or self.error is not None
         self.ledger.finish(entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
-
-    def stay_out_of_history(self) -> None:
-        """Leave nothing in the history, as the request failed."""
-        self.ledger.finish(self.entry, whole=False, remembered=False)
 
     def due_ms(self, start_ms: float) -> float:
         """Return the milliseconds until the audio at ``start_ms`` of the answer is played."""
@@ -846,12 +870,6 @@ class Request:
         """The usage of an answer of which nothing was generated."""
         return Usage(input_audio_ms=round(self.session.received.audio_ms))
 
-    @property
-    def output_format(self) -> AudioFormat:
-        """The format that audio is sent in."""
-        audio = self.config.output_audio
-        return AudioFormat(audio.format, audio.sample_rate)
-
     def usage(self, reported: Usage | None) -> Usage:
         """Return the usage for the final.
 
@@ -862,7 +880,7 @@ class Request:
         reported = (
             reported
             or self.meter.read()
-            or Usage(input_tokens=count_words(self.user_text), output_tokens=count_words(self.answer_text))
+            or Usage(input_tokens=count_words(self.entry.user_text), output_tokens=count_words(self.entry.answer_text))
         )
         return replace(
             reported,
@@ -870,11 +888,6 @@ class Request:
             output_audio_ms=round(self.entry.sent_ms),
             input_after_start_bytes=self.session.bytes_after_start,
         )
-
-
-def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
-    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
-    return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
 def as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:

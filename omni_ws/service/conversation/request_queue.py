@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import (
     FinishReason,
+    InputChunk,
     InputMode,
+    Modality,
     OutputChunk,
     OutputModality,
     OutputSequencer,
@@ -48,11 +50,9 @@ from omni_ws.service.conversation.answer_writer import (
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
 from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.output_log import OutputLog
-from omni_ws.service.conversation.remarks import Remark, text_input
-from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
+from omni_ws.service.conversation.request import Remark, Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
-from omni_ws.wire.session_config import SessionConfig
 
 
 class SavedQueue(msgspec.Struct, kw_only=True):
@@ -184,12 +184,12 @@ class RequestQueue:
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
         """Continue another queue, with ``requests`` made from ``saved.requests``."""
-        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output)
+        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output, late=saved.late)
         for request in requests:
             self._sequencer.open(request.request_id)
             self.requests.append(request)
         for request_id in saved.late:
-            number = self._sequencer.take_number_of_late(request_id)
+            number = self._sequencer.take_late_number(request_id)
             chunk = OutputChunk(request_id, number, OutputModality.TRANSCRIPT, late=True, failed=True)
             self._put_transcript(chunk)
         self._wake.set()
@@ -201,7 +201,7 @@ class RequestQueue:
 
     def number_from(self, next_output: int) -> None:
         """Number outputs from ``next_output`` on, as another server has made those before."""
-        self._sequencer.next_sequence_id = next_output
+        self._sequencer.number_from(next_output)
 
     # requests
 
@@ -347,7 +347,7 @@ class RequestQueue:
         if reason is FinishReason.ERROR and not (
             isinstance(request.error, EngineFailed) and request.error.keeps_answer
         ):
-            request.stay_out_of_history()
+            self._ledger.finish(request.entry, whole=False, remembered=False)
         else:
             cut = reason in (FinishReason.CANCELLED, FinishReason.ERROR)
             self._remember(request, None if cut else finished)
@@ -506,8 +506,9 @@ class RequestQueue:
 
     def _hold(self, request: Request, by: Request) -> None:
         request.hold(self._withdraw(request))
-        self._held = by.holds = HeldAnswer(request, by, give_up=self._give_up, resume=self._resume)
-        by.barges_in = True
+        resume = partial(self._send_rest, request)
+        self._held = HeldAnswer(request, by, give_up=self._give_up, resume=resume)
+        by.interrupt_held(self._held)
 
     def _let_go(self, request: Request) -> HeldAnswer | None:
         """Stop holding the answer to ``request``. Returns the HeldAnswer; None if the answer was not held."""
@@ -534,12 +535,6 @@ class RequestQueue:
         self._let_go(held.request)
         if not held.resumed:
             self._send_rest(held.request)
-
-    def _resume(self) -> None:
-        """Let the held answer go on although the turn may still turn out to have words, which then cancel it."""
-        if self._held is not None:
-            self._held.resumed = True
-            self._send_rest(self._held.request)
 
     def _send_rest(self, request: Request) -> None:
         for chunk in request.go_on():
@@ -764,9 +759,9 @@ def remark_input() -> RequestInput:
     return RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
 
 
-def remark_configuration(config: SessionConfig) -> SessionConfig:
-    """Return the configuration for a remark in a session with ``config``."""
-    return msgspec.structs.replace(config, task=Task.SPEECH)
+async def text_input(text: str) -> AsyncIterator[InputChunk]:
+    """Yield ``text`` as an input of one chunk."""
+    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
 
 
 async def say_remark(

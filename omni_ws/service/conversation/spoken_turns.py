@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import StartTrigger
-from omni_ws.service.conversation.mere_acknowledgements import Verdict
+from omni_ws.service.conversation.mere_acknowledgements import Verdict, has_asked
 from omni_ws.service.conversation.onsets import Onset
-from omni_ws.service.conversation.request import Request, has_asked
 from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.failure import new_id
 from omni_ws.service.observing.observer import SpeechHeard
@@ -24,6 +23,7 @@ from omni_ws.wire.server_frames import (
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
+    from omni_ws.service.conversation.request import Request
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,14 +90,14 @@ class SpokenTurns:
             return
         request = None if self.current is None else self.current.request
         if request is not None and request.lull is not None and voiced_ms > request.lull.voiced_ms:
-            request.lull = None  # the voice goes on: what was measured of it tells nothing of the rest
+            request.note_lull(None)  # the voice goes on: what was measured of it tells nothing of the rest
 
     def lulls(self, lull: SpeechLull) -> None:
         """Take what is measured of speech over an answer, as it is quiet for now."""
         if self.onset is not None:
             self.onset.lulls(lull)
         elif self.current is not None and self.current.request is not None:
-            self.current.request.lull = lull
+            self.current.request.note_lull(lull)
 
     def breathes(self, audio_ms: int) -> None:
         """Take a pause of the speech in progress, whose speaker has more to say."""
@@ -128,7 +128,7 @@ class SpokenTurns:
         owner, request = self._conversation, self._conversation.receiving
         if self.onset is not None or request is None or not request.only_speech or not self.words.wordless():
             return False
-        owner.take_turn_events(owner.stream.end_input(StartTrigger.VAD, None))
+        owner.take_events(owner.stream.end_input(StartTrigger.VAD, None))
         owner.queue.withdraw_wordless(request)
         return True
 
@@ -162,8 +162,7 @@ class SpokenTurns:
         """Take a request that speech opens as that of the uncertain onset, if there is one."""
         if self.onset is None:
             return False
-        self.onset.request = request
-        request.is_aside(self.onset)
+        self.onset.opens(request)
         self._conversation.queue.listen_aside(request)
         return True
 
@@ -176,11 +175,6 @@ class SpokenTurns:
         """Dismiss the uncertain onset, if there is one; ``rest_untold``: see ``Onset``."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
-
-    def close(self) -> None:
-        """Dismiss the uncertain onset, and say no more in pauses: the session ends."""
-        self.dismiss()
-        self._conversation.unasked.murmurs.close()
 
     @property
     def _holds(self) -> bool:
@@ -199,7 +193,7 @@ class SpokenTurns:
             self._take_back(onset)
             return
         self._tell(SpeechConfirmedFrame(turn_id=onset.turn_id, request_id=request.request_id, audio_ms=onset.audio_ms))
-        request.lull = onset.lull
+        request.note_lull(onset.lull)
         owner.queue.take_in(request)
         owner.admit_request(request, interrupts=True, has_words=onset.has_words)
         owner.queue.wake()

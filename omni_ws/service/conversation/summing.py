@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from omni_ws.core.history import (
     CHARACTERS_PER_TOKEN,
@@ -31,10 +31,6 @@ from omni_ws.core.history import (
     Message,
     estimate_tokens,
 )
-
-if TYPE_CHECKING:
-    from omni_ws.service.conversation.conversation import Conversation
-
 
 #: The languages whose words are known.
 LANGUAGES: Final = frozenset({"en", "de", "es", "fr", "it", "pt"})
@@ -210,19 +206,6 @@ _QUOTED_LINE: Final = re.compile(r'^- (?P<asked>asked "[^"]*": )?"(?P<said>.*)"$
 #: Small models repeat the user's questions among the notes.
 _ECHO: Final = re.compile(r"^(?!open:).*[?\uff1f\u061f]$", re.IGNORECASE)
 _NOTHING: Final = re.compile(r"^\W*(?:none|nothing|n/a|no notes)\b[^:]{0,40}$", re.IGNORECASE)
-
-
-class SumsUp(Protocol):
-    """What sums up long talks in the background, see ``sessions.summaries``."""
-
-    def disturb(self, conversation: Conversation) -> None:
-        """Give way: in this conversation somebody speaks, or an answer is due."""
-
-    def note_quiet(self, conversation: Conversation) -> None:
-        """Note that in this conversation nobody speaks, and no answer is due."""
-
-    def forget(self, conversation: Conversation) -> None:
-        """Do nothing more for a conversation, which ends."""
 
 
 @dataclass(frozen=True, slots=True)

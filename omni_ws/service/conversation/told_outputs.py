@@ -14,10 +14,10 @@ import msgspec
 
 from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality, Word
-from omni_ws.service.conversation.request import Request
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
+    from omni_ws.service.conversation.request import Request
 
 #: The header of audio in WAV, which its first piece begins with.
 WAV_HEADER_BYTES: Final = len(wav_header(sample_rate=24_000, channels=1, data_bytes=None))
@@ -106,7 +106,7 @@ def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_outp
         speaking = next((one for one in queue.requests if one.entry.speaks and one.announced), None)
         if speaking is None or last_output - number >= MOST_UNKNOWN:
             raise ValueError("the client has received more outputs than there were")
-        speaking.unknown_audio += tuple(range(number, last_output + 1))
+        speaking.await_unknown(range(number, last_output + 1))
         number = last_output + 1
     queue.number_from(number)
     conversation.outbox.receive(last_output, unsent)

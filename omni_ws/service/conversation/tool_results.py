@@ -25,7 +25,8 @@ MAX_CALLS: Final = 256
 class ToolResults:
     """The tool results of one session, matched with the calls in its ledger.
 
-    A result of a call that was ``withdrawn`` is dropped.
+    A result of a call that was ``withdrawn`` is dropped. ``reserved`` returns whether the server itself makes a call,
+    or waits for its approval: no client gives its result.
 
     A request that has nothing but tool results starts when its input ends: at the latest when every call of the answer
     has its result. If other input joins it, it is a request like any other.
@@ -33,12 +34,21 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = ("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved")
+    __slots__ = (
+        "_early",
+        "_is_async",
+        "_joined",
+        "_ledger",
+        "_reserved",
+        "_tell",
+        "_waiting",
+        "_withdrawn",
+        "_working",
+    )
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, reserved: Callable[[str], bool]) -> None:
         self._ledger = ledger
-        #: Whether the server itself makes a call, or waits for its approval: no client gives its result.
-        self.reserved: Callable[[str], bool] = lambda call_id: False
+        self._reserved = reserved
         #: See ``watch``.
         self._is_async: Callable[[str], bool] = lambda call_id: False
         self._tell: Callable[[str, str, str | None], None] = lambda call_id, text, ref: None
@@ -90,7 +100,7 @@ class ToolResults:
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
-        if self.reserved(call_id):
+        if self._reserved(call_id):
             raise SessionConflict(
                 f"the tool call {call_id[:64]!r} is made by the server",
                 param="tool_call_id",

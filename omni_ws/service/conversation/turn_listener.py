@@ -118,7 +118,6 @@ from omni_ws.service.listening.workers import (
     Item,
     ListeningQueue,
     ListeningSettings,
-    Mark,
     Reached,
     SpeechWorkers,
 )
@@ -136,11 +135,6 @@ class ListeningState(enum.Enum):
     SPEECH = "speech is in progress"
     PAUSE = "speech is in progress, but the last window was silent"
     DEAF = "the audio cannot be judged"
-
-    def check(self, after: ListeningState) -> None:
-        """Raise RuntimeError if ``after`` may not follow this state."""
-        if after is not self and after not in _TRANSITIONS[self]:
-            raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
 
 
 _TRANSITIONS: Final = {
@@ -314,9 +308,9 @@ class TurnListener:
         self._cancels += 1
         if self._queue or self._busy or self._unfinished is not None:
             self._stream.reweigh(-self._queue.withdraw())
-            self.put(Mark.CANCEL)
+            self.put(Reached(self._take_cancel))
         else:
-            self._process(Mark.CANCEL)
+            self._take_cancel()
 
     def close(self) -> None:
         """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
@@ -426,12 +420,6 @@ class TurnListener:
                 self._next = item
             case Reached(call=call):
                 call()
-            case Mark.CANCEL:
-                self._cancels -= 1
-                self._drop_undecided()
-                self._cancelled_ms = self._judged_ms + self._rest_ms
-                if self._ring is not None:
-                    self._stream.reweigh(-self._ring.drop())
             case InputChunk() if self._in_turn and item.has_content and self._owner.spoken.withdraw_wordless():
                 self._turn = None  # the rest of the sound belongs to no request
                 self._process(item)
@@ -439,12 +427,20 @@ class TurnListener:
                 self._decide_before_input()
                 self._assign(None if self._in_turn else self._judged_ms)
                 self._turn = None
-                self._owner.take_turn_events(self._stream.admit(item))
+                self._owner.take_events(self._stream.admit(item))
                 self._end_recording()
             case InputChunk():
                 if item.has_content:
                     self._decide_before_input()
-                self._owner.take_turn_events(self._stream.admit(item))
+                self._owner.take_events(self._stream.admit(item))
+
+    def _take_cancel(self) -> None:
+        """Cancel what is before this place in the input."""
+        self._cancels -= 1
+        self._drop_undecided()
+        self._cancelled_ms = self._judged_ms + self._rest_ms
+        if self._ring is not None:
+            self._stream.reweigh(-self._ring.drop())
 
     def _decide_before_input(self) -> None:
         """Decide the uncertain onset, as other input follows it: within its turn that makes it an interruption."""
@@ -650,7 +646,7 @@ class TurnListener:
         if self._may_go_on and (self._speaking or watched.judged_ms >= self._turns.silence_ms):
             self._may_go_on = False
             if not self._speaking:
-                self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, self._last_id))
+                self._owner.take_events(self._stream.end_input(StartTrigger.VAD, self._last_id))
 
     def _take_event(self, event: TurnEvent) -> None:
         """Apply one event; those of a sound that was dismissed meanwhile count no more."""
@@ -737,7 +733,7 @@ class TurnListener:
                 place_ms, came = self._anchor
                 ended = came + (offset.audio_ms - place_ms) / 1000
                 request.timeline.mark_turn_decided(ended, audio_ms=offset.detected_ms - offset.audio_ms)
-            self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, last))
+            self._owner.take_events(self._stream.end_input(StartTrigger.VAD, last))
         self._turn = None
 
     def _report_stopped(self, audio_ms: int) -> None:
@@ -763,7 +759,7 @@ class TurnListener:
 
     def _admit(self, chunks: list[InputChunk]) -> int | None:
         for chunk in chunks:
-            self._owner.take_turn_events(self._stream.admit(chunk, by_speech=True))
+            self._owner.take_events(self._stream.admit(chunk, by_speech=True))
         if chunks and (piece := self._unfinished) is not None and not self._joins_as_it_is(piece.source):
             # The rest of it names no request: its beginning did.
             self._unfinished = dataclasses.replace(piece, last=replace(piece.last, ref=None))
@@ -778,7 +774,7 @@ class TurnListener:
         self._decide_before_input()
         self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
-        self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
+        self._owner.take_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
         self._end_recording()
 
     def _end_recording(self) -> None:
@@ -801,7 +797,7 @@ class TurnListener:
             error.about(sequence_id=piece.last.sequence_id, ref=piece.last.ref)
         self._owner.report_turn(error)
         if self._in_turn:
-            self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))
+            self._owner.take_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))
         source = self._source
         self._reset()
         self._free_piece()
@@ -855,5 +851,6 @@ class TurnListener:
         return self._settings.turns
 
     def _set_state(self, state: ListeningState) -> None:
-        self._state.check(state)
+        if state is not self._state and state not in _TRANSITIONS[self._state]:
+            raise RuntimeError(f"illegal transition from {self._state.name} to {state.name}")
         self._state = state

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from omni_ws.audio.speech_watch import Unfinished
+from omni_ws.audio.speech_watch import PauseWords, Unfinished
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
 from omni_ws.service.conversation.unfinished import READ, dictates, goes_on, how_unfinished
@@ -18,8 +18,8 @@ _STALE_SEC: Final = 3.0
 _WORDLESS_SEC: Final = 2.0
 
 
-class TurnWords:
-    """The words of the current turn as the recogniser tells them; see ``PauseWords``, which turn detection reads.
+class TurnWords(PauseWords):
+    """The words of the current turn as the recogniser tells them, for turn detection.
 
     ``able`` returns what the engine can do, ``heard`` whether it has the request of the turn, and ``asked`` what the
     assistant has said last. ``on_told`` is called each time that words are told. ``now`` is the clock. Changed on the
@@ -40,10 +40,6 @@ class TurnWords:
         self._asked = asked
         self._on_told = on_told
         self._now = now
-        self.told = 0
-        self.unfinished = Unfinished.PERHAPS
-        self.in_groups = False
-        self.stalled = False
         self._settled = ""
         #: When the turn began, and whether the recogniser has read it and has found a word.
         self._began_at = 0.0

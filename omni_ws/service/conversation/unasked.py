@@ -10,7 +10,7 @@ from omni_ws.core.json_values import primary_subtag
 from omni_ws.service.conversation.murmurs import Murmurs
 from omni_ws.service.conversation.remarks import Remarks
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.telling import Telling, Tellings
+from omni_ws.service.conversation.telling import Tellings
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
@@ -33,16 +33,6 @@ class Unasked:
         self._filler: str | None = None
         #: Whether only async tools work, so that no filler comes after the first one.
         self._one_filler = False
-        results.reserved = self._is_made_here
-
-    def _is_made_here(self, call_id: str) -> bool:
-        mcp = self._conversation.configuration.mcp
-        return mcp is not None and mcp.has(call_id)
-
-    def tell(self, telling: Telling, now: float) -> None:
-        """See ``Conversation.tell``."""
-        self.tellings.put(telling)
-        self.note_quiet(now)
 
     def takes(self, result: InputChunk) -> bool:
         """Return whether the result of a tool is that of an async one, which is told now. Raises EngineOverloaded."""
@@ -53,15 +43,13 @@ class Unasked:
         conversation = self._conversation
         summaries = conversation.limits.summaries
         if conversation.stream.single_request:
-            if summaries is not None:
-                (summaries.disturb if conversation.queue.requests else summaries.note_quiet)(conversation)
+            (summaries.disturb if conversation.queue.requests else summaries.note_quiet)(conversation)
             return
         receiving = conversation.receiving
         due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
         spoken = conversation.spoken
         speaking = spoken.current is not None
-        if summaries is not None:
-            (summaries.disturb if due or speaking else summaries.note_quiet)(conversation)
+        (summaries.disturb if due or speaking else summaries.note_quiet)(conversation)
         if due or speaking:
             by_user = any(
                 one.remark is None and not one.session.only_results and not self.tellings.tells(one) for one in due
@@ -80,9 +68,9 @@ class Unasked:
 
     def close(self) -> None:
         """Say nothing more, as the conversation ends. Idempotent."""
+        self.murmurs.close()
         self.tellings.close()
-        if (summaries := self._conversation.limits.summaries) is not None:
-            summaries.forget(self._conversation)
+        self._conversation.limits.summaries.forget(self._conversation)
 
     def note_end(self, request: Request) -> None:
         """Note that a request has its final: tools may work from now on, and something may be said meanwhile."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import threading
 import time
@@ -156,15 +155,9 @@ MIN_WAIT_SEC: Final = ROUND_SEC / 2
 MAX_PIECE_BYTES: Final = 64 * 1024
 
 
-class Mark(enum.Enum):
-    """A position in the input that has a meaning of its own."""
-
-    CANCEL = "the input before this mark is cancelled"
-
-
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A position in the input: ``call`` is called once all audio before it has been judged."""
+    """A mark in the input: ``call`` is called once all audio before it has been judged."""
 
     call: Callable[[], None]
 
@@ -183,7 +176,7 @@ class ListeningSettings:
 
 
 #: Input, settings that apply from here on, a mark, or None for an end of input without a chunk.
-Item: TypeAlias = InputChunk | ListeningSettings | Mark | Reached | None
+Item: TypeAlias = InputChunk | ListeningSettings | Reached | None
 
 
 @dataclass(frozen=True, slots=True)

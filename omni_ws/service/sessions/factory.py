@@ -34,10 +34,9 @@ from omni_ws.service.conversation.configuration import (
     ServedModel,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage
+from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage, SumsUp
 from omni_ws.service.conversation.output_log import Attachment, OutputLog, StoredBytes
 from omni_ws.service.conversation.server_results import ServerResults
-from omni_ws.service.conversation.summing import SumsUp
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.mcp.client import McpReach

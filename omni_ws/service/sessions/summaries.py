@@ -41,9 +41,9 @@ from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation import summing
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.remarks import text_input
+from omni_ws.service.conversation.messages import ServerMessage, SumsUp
 from omni_ws.service.conversation.request import as_engines_know_it
+from omni_ws.service.conversation.request_queue import text_input
 from omni_ws.service.conversation.summing import Sizes
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.sessions.factory import Chat, Chats
@@ -64,7 +64,7 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
 
 
-class Summaries:
+class Summaries(SumsUp):
     """Sums up the talks of a server, see the module. A conversation tells it when nobody speaks."""
 
     def __init__(self, chats: Chats, metrics: Metrics) -> None:

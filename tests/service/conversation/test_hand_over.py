@@ -205,7 +205,7 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
         emitted = engine.emitted.get(final.request_id, [])  # none, if it was cancelled before
         assert texts == emitted[: len(texts)]
         # The history has what the client got, and nothing that was withdrawn.
-        assert requests[final.request_id].answer_text == "".join(texts)
+        assert requests[final.request_id].entry.answer_text == "".join(texts)
         was_cancelled = final.finish_reason is FinishReason.CANCELLED
         assert was_cancelled or texts == emitted
         assert not was_cancelled or final.request_id in interrupted - left
@@ -266,7 +266,7 @@ async def test_what_needs_no_wait_is_sent_at_once() -> None:
     for output in (TranscriptOutput("hello"), TextOutput("hi"), DONE):
         bench.writer.write(output)
     assert bench.texts == ["hello", "hi"]
-    assert (bench.request.entry.heard.joined(), bench.request.answer_text) == ("hello", "hi")
+    assert (bench.request.entry.heard.joined(), bench.request.entry.answer_text) == ("hello", "hi")
 
 
 @pytest.mark.virtual_clock

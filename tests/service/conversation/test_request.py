@@ -93,14 +93,14 @@ def test_a_start_hands_the_input_to_the_engine() -> None:
     request = make_request()
     request.start(STARTED)
     request.append(InputChunk(Modality.TEXT, b" there", 1))
-    assert (request.input.queued, request.waiting_chunks, request.user_text) == (11, 2, "hello there")
+    assert (request.input.queued, request.waiting_chunks, request.entry.user_text) == (11, 2, "hello there")
 
 
 def test_input_after_a_frozen_start_is_dropped() -> None:
     request = make_request(mode=InputMode.SNAPSHOT)
     request.start(STARTED)
     request.append(InputChunk(Modality.TEXT, b" there", 1))
-    assert (request.input.queued, request.user_text) == (5, "hello")
+    assert (request.input.queued, request.entry.user_text) == (5, "hello")
 
 
 def test_a_cancellation_drops_the_error_and_the_input() -> None:

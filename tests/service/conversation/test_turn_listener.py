@@ -137,7 +137,7 @@ class User:
     ) -> None:
         chunk = InputChunk(modality, payload, self._number, format=form, end_of_input=end)
         self._number += 1
-        self.take_turn_events(self.stream.receive_chunk(chunk, now=0))
+        self.take_events(self.stream.receive_chunk(chunk, now=0))
 
     def stream_audio(self, audio: bytes) -> None:
         """In frames, faster than they are processed."""
@@ -151,7 +151,7 @@ class User:
             await self.settle()
 
     def finish(self) -> None:
-        self.take_turn_events(self.stream.finish(now=0))
+        self.take_events(self.stream.finish(now=0))
 
     def cancel(self) -> None:
         self.stream.cancel(now=0)
@@ -176,7 +176,7 @@ class User:
         sent, self.sound = (() if self.sound is None else (self.sound,)), None
         return Playing(heard_ms, "a", heard_ms, sounds=self.is_playing, moves=True, sent=sent)
 
-    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+    def take_events(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
             match event:
                 case Diverted(chunk=chunk):
@@ -817,7 +817,7 @@ async def test_slices_of_a_chunk_have_its_time_and_one_name() -> None:
     samples = np.concatenate([np.zeros(16_000), *[np.full(32_000, 0.3), np.zeros(32_000)] * 2]).astype(np.float32)
     file = encode_file(samples, source_rate=16_000, target=FLAC)
     chunk = InputChunk(Modality.AUDIO, file, 0, timestamp_ms=5000, ref="first")
-    user.take_turn_events(user.stream.receive_chunk(chunk, now=0))
+    user.take_events(user.stream.receive_chunk(chunk, now=0))
     user.finish()
     await user.settle()
     first, second = user.requests

@@ -17,13 +17,14 @@ from omni_ws.service.listening.workers import (
     Item,
     ListeningQueue,
     ListeningSettings,
-    Mark,
+    Reached,
 )
 
 pytestmark = pytest.mark.virtual_clock
 
 MONO = AudioFormat(AudioEncoding.PCM16, 16_000)
 SETTINGS = ListeningSettings(None, MONO)
+MARK = Reached(lambda: None)
 
 
 def make(overdue: list[float] | None = None) -> ListeningQueue:
@@ -49,17 +50,17 @@ def text(content: bytes = b"x") -> InputChunk:
 
 async def test_it_counts_bytes_and_audio() -> None:
     queue = make()
-    for item in (audio(20), text(b"abc"), SETTINGS, Mark.CANCEL, None):
+    for item in (audio(20), text(b"abc"), SETTINGS, MARK, None):
         queue.put(item)
     assert len(queue) == 5
     assert queue.waiting_bytes == 20 * MS + 3 + 5 * ITEM_OVERHEAD_BYTES
     assert queue.waiting_ms == 20
-    assert [queue.take() for _ in range(5)] == [audio(20), text(b"abc"), SETTINGS, Mark.CANCEL, None]
+    assert [queue.take() for _ in range(5)] == [audio(20), text(b"abc"), SETTINGS, MARK, None]
     assert (queue.waiting_bytes, queue.waiting_ms, queue.urgent) == (0, 0, 0)
 
 
 async def test_everything_but_open_audio_is_urgent() -> None:
-    for item in (text(), SETTINGS, Mark.CANCEL, None, audio(20, end=True)):
+    for item in (text(), SETTINGS, MARK, None, audio(20, end=True)):
         queue = make()
         queue.put(audio(20))
         assert counts(queue) == (1, 0)
@@ -80,7 +81,7 @@ async def test_audio_counted_in_a_format_that_changed_leaves_nothing() -> None:
 
 async def test_cancelled_input_is_withdrawn_and_audio_stays() -> None:
     queue = make()
-    kept: list[Item] = [audio(20, 1), SETTINGS, Mark.CANCEL, audio(20, 5, end=True)]
+    kept: list[Item] = [audio(20, 1), SETTINGS, MARK, audio(20, 5, end=True)]
     items = [kept[0], text(b"abc"), kept[1], None, kept[2], InputChunk(Modality.IMAGE, b"\x89PNG", 4), kept[3]]
     for item in items:
         queue.put(item)
