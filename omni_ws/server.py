@@ -336,7 +336,7 @@ async def _serve_until(
             if not await unless(at_once, _all(drains), name="drain"):
                 server.hurry()
                 if token_service is not None:
-                    token_service.close_timeout = AT_ONCE_SEC
+                    token_service.hurry(AT_ONCE_SEC)
 
 
 @asynccontextmanager

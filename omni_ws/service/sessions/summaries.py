@@ -189,7 +189,7 @@ class Summaries:
                 else:
                     answer = await asking.ask(summing.question(items, of_both=of_both), instructions)
                     notes = summing.read_notes(answer)
-                draft.items += items
+                draft.items.extend(items)
                 draft.notes.append(notes)
             self._drafts.pop(conversation, None)
             if not history.sum_up(draft.items, summing.merged(draft.notes)):

@@ -210,7 +210,7 @@ class Lease:
         return queued
 
     def take_off(self) -> int | None:
-        """Let a commit contain what is queued. Returns how many bytes it writes or overwrites; None if it is nothing."""
+        """Let a commit contain what is queued. Returns how many bytes it writes or overwrites; None for nothing."""
         queued = self.unqueue()
         if queued is None or self.lost:
             return None
