@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).parents[1]
 WHEEL_BYTES: Final = 1_900_000
 INSTALL_SEC: Final = 60
 #: What the wheel holds beside modules: the page, the client for pages, the pins of weights, and the licence.
-IN_WHEEL: Final = ("web/browser/index.html", "web/client.js", "web/openapi.json", "weights/weights.lock", "LICENSE")
+IN_WHEEL: Final = ("web/browser/index.html", "web/client.js", "web/openapi.json", "weights.lock", "LICENSE")
 EXTRAS_OF_GPL: Final = ("espeakng-loader",)
 
 

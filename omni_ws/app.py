@@ -20,7 +20,7 @@ from omni_ws.engine_choice import live_backend
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
-from omni_ws.service.sessions.factory import Chats, SessionFactory
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access
@@ -50,13 +50,13 @@ class App(Application):
         group: WorkerGroup | None = None,
     ) -> None:
         self.config = config
-        self.sessions = SessionFactory(engine, config, keys=keys, turn_model=turn_model, group=group)
+        self.sessions = SessionFactory(
+            engine, config, keys=keys, turn_model=turn_model, group=group, chat_engine=live_backend(config)
+        )
         self.authenticator = Authenticator(keys)
         self._hosts = Hosts((*config.allow_host, config.host))
-        self.sessions.admission.known_keys = len(keys) or None
         self.secrets = ClientSecrets()
-        self.chats = self.sessions.chats = Chats(self.sessions, live_backend(config))
-        self.summaries = Summaries(self.chats, self.sessions.metrics)
+        self.summaries = Summaries(self.sessions.chats, self.sessions.metrics)
         self.sessions.sum_up_by(self.summaries)
         self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
@@ -136,13 +136,13 @@ class App(Application):
 
     def drain(self, time_left: float) -> None:
         """Refuse new sessions, and let open requests finish within ``time_left`` seconds."""
-        self.sessions.admission.draining = True
+        self.sessions.admission.drain()
         for front_end in self.front_ends:
             front_end.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
         """End every session now, with this error as the reason."""
-        self.sessions.admission.draining = True
+        self.sessions.admission.drain()
         for front_end in self.front_ends:
             front_end.end_all(error)
 
@@ -156,7 +156,7 @@ class App(Application):
         for front_end in self.front_ends:
             await front_end.wait_closed()
         await self.summaries.close()
-        await self.chats.close()
+        await self.sessions.chats.close()
         if self.recordings is not None:
             await self.recordings.close()
         if self.sessions.daily_use_file is not None:

@@ -88,6 +88,10 @@ class OmniError(Exception):
         self.retry_after_ms = self.retry_after_ms if retry_after_ms is None else retry_after_ms
         return self
 
+    def belong_to(self, request_id: str, ref: str | None) -> None:
+        """Set the request that the error is about, and the client's name for it, whatever was set before."""
+        self.request_id, self.ref = request_id, ref
+
     def reword(self, message: str) -> Self:
         """Replace the message. Return the error."""
         self.message = message
@@ -401,6 +405,10 @@ class EngineFailed(EngineError):
             self.message = f"{part.upper()} ({engine}): {self.message}"
             self.args = (self.message,)
         self.fatal = self.fatal and fatal
+
+    def end_session(self) -> None:
+        """Note that the engine itself is gone, which ends the session."""
+        self.fatal = True
 
     def tell_private(self) -> None:
         """Add the private details to the message: the client is on this machine."""

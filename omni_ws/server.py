@@ -18,10 +18,11 @@ from websockets.asyncio.server import serve as serve_websockets
 
 from omni_ws import __version__
 from omni_ws.app import App
-from omni_ws.config import ConfigurationError, check_available, check_exposure, configured_keys
+from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.startup import has_grpc, page_address
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
@@ -336,7 +337,7 @@ async def _serve_until(
             if not await unless(at_once, _all(drains), name="drain"):
                 server.hurry()
                 if token_service is not None:
-                    token_service.close_timeout = AT_ONCE_SEC
+                    token_service.hurry(AT_ONCE_SEC)
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ FLOORS = {
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
     "omni_ws.cli": 6,
-    "omni_ws.logs": 6,
+    "omni_ws.logs": 4,
     "omni_ws.__main__": 6,
     "omni_ws.tools": 6,
     "omni_ws.caller": 6,
@@ -226,7 +226,8 @@ def test_wings_import_in_one_direction() -> None:
             for name, path in MODULES.items()
             if path.name == "__init__.py" and name.startswith(package + ".")
         }
-        assert wings == set(order)
+        assert wings <= set(order)
+        assert MODULES.keys() >= rank.keys(), "there is no such wing"
         for module in MODULES:
             if is_within(module, package):
                 back[module] = [name for name in imported(module) if place(name) > place(module)]

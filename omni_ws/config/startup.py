@@ -249,8 +249,8 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
     """Yield the problems of the settings that the remote engine and an LLM on a server share."""
-    for key, field in RemoteConfig.model_fields.items():
-        known = mark(field, "words")
+    for key, about in RemoteConfig.model_fields.items():
+        known = mark(about, "words")
         for word in getattr(remote, key) if known else ():
             if word not in known:
                 yield f"remote.{key} holds {word!r}; known are {', '.join(known)}"

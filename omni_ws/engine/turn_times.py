@@ -45,6 +45,7 @@ class TurnTimes:
 
     __slots__ = (
         *MOMENTS,
+        "_guess",
         "awaits_transcript",
         "discarded_sec",
         "discarded_tokens",
@@ -76,6 +77,8 @@ class TurnTimes:
         #: Answers that were begun at a pause and not used: how long they were worked on, and their tokens so far.
         self.discarded_sec = 0.0
         self.discarded_tokens = 0
+        #: The latest guess of the words, and when it was made.
+        self._guess: tuple[str, float] | None = None
 
     # marking
 
@@ -84,6 +87,31 @@ class TurnTimes:
         if getattr(self, moment) is None:
             setattr(self, moment, asyncio.get_running_loop().time())
             events.emit(stage, moment)
+
+    def decide_turn(self, speech_ended: float, now: float, audio_ms: int) -> None:
+        """Note that the turn is taken for ended ``now``, ``audio_ms`` of audio after the end of its speech."""
+        self.speech_ended = min(speech_ended, now)
+        self.turn_decided, self.turn_decided_audio_ms = now, audio_ms
+
+    def guess(self, words: str, now: float) -> None:
+        """Note a guess of the words of the input at a pause, which may prove right."""
+        self._guess = (words, now) if words.strip() else None
+
+    def settle(self, words: str, now: float) -> None:
+        """Note words of the input that are final; not once sound of the answer was sent."""
+        if self.first_audio_sent is None:
+            self.transcript_settled = now
+            guess, self._guess = self._guess, None
+            self.transcript_guessed = guess[1] if guess is not None and guess[0] == words else None
+
+    def all_sent(self, now: float) -> None:
+        """Note that all of the answer went to the connection: its sound, too, if it has any."""
+        if self.first_audio_sent is not None:
+            self.last_audio_sent = now
+
+    def play(self, when: float) -> None:
+        """Note that the first sound of the answer was played at ``when``; not before it was sent."""
+        self.first_audio_played = when if self.first_audio_sent is None else max(when, self.first_audio_sent)
 
     def take_over(self, used: TurnTimes) -> None:
         """Take the engine's moments of an answer that was begun at a pause, and is used."""

@@ -40,9 +40,9 @@ def being_cancelled() -> bool:
 def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
     """Note the request that ``error`` is about; if the engine is down, make it end the session. Returns ``error``."""
     identified(error, where=f"request {request_id}")
-    error.request_id, error.ref = request_id, ref
+    error.belong_to(request_id, ref)
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
-        error.fatal = True
+        error.end_session()
     return error
 
 

@@ -108,8 +108,9 @@ class PinnedWeights:
 @cache
 def pinned_weights() -> Mapping[str, PinnedWeights]:
     """Return all weights in ``requirements/weights.lock``, by name."""
-    packaged = resources.files("omni_ws").joinpath("weights", "weights.lock")
-    lock = packaged if packaged.is_file() else Path(__file__).parents[2] / "requirements" / "weights.lock"
+    package = resources.files("omni_ws")
+    packaged = package.joinpath("weights.lock")
+    lock = packaged if packaged.is_file() else Path(str(package)).parent / "requirements" / "weights.lock"
     return read_lock(lock.read_text(encoding="utf-8"))
 
 

@@ -11,19 +11,16 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from prometheus_client.metrics_core import Metric
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.extensions.permessage_deflate import enable_server_permessage_deflate
 from websockets.server import ServerProtocol
 
-from omni_ws.app import App
 from omni_ws.engine.base import EngineState
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.shared_counts import METRICS, SharedCounts, WorkerGroup, WorkerState
-from omni_ws.transport.http.front_door import FrontDoor
-from omni_ws.transport.http.hang_up import Connections
 from omni_ws.workers.channel import (
     MessageKind,
     ProcessChannel,
@@ -33,6 +30,11 @@ from omni_ws.workers.channel import (
     as_metrics,
     summed,
 )
+
+if TYPE_CHECKING:
+    from omni_ws.app import App
+    from omni_ws.transport.http.front_door import FrontDoor
+    from omni_ws.transport.http.hang_up import Connections
 
 logger = logging.getLogger(__name__)
 

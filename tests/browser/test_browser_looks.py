@@ -495,7 +495,7 @@ async def test_a_voice_can_be_tried_out() -> None:
         await demo.page.get_by_role("button", name="Listen").wait_for()
         await demo.until("() => mutes.includes('true') && mutes.at(-1) === 'false'")
         assert not demo.problems
-        server.app.sessions.admission.draining = True
+        server.app.sessions.admission.drain()
         await demo.page.get_by_role("button", name="Listen").click()
         await demo.message("The server is being shut down.")
         await demo.page.get_by_role("button", name="Listen").wait_for()

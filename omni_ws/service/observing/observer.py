@@ -188,6 +188,10 @@ class SessionTimeline:
             self.unfinished = {}
         self.unfinished[request.request_id] = request
 
+    def withdraw(self) -> None:
+        """Note that a request was taken back, and does not count."""
+        self.request_count -= 1
+
     def speaks(self, request: RequestTimeline) -> None:
         """Note that the first sound of an answer was sent. Of too many answers the oldest is forgotten."""
         self.unplayed = self.unplayed or {}
@@ -209,7 +213,6 @@ class RequestTimeline:
     """
 
     __slots__ = (
-        "_guess",
         "_report",
         "_session",
         "_wall_ns",
@@ -255,8 +258,6 @@ class RequestTimeline:
         self.policy: PolicyStart | None = None
         #: The moments of the answer, which its engine marks as well.
         self.times: Final = TurnTimes()
-        #: The latest guess of its words, and when it was made.
-        self._guess: tuple[str, float] | None = None
         #: When the first output of each modality went out, in that order.
         self.first_outputs: dict[OutputModality, float] = {}
         #: More than one only if the request was cancelled again while it waited for its final.
@@ -366,28 +367,22 @@ class RequestTimeline:
 
     def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
         """Note words of the input: a guess of them at a pause, which may prove right, or settled ones."""
-        times = self.times
         if isinstance(words, TranscriptGuess):
-            self._guess = (words.text, self.now()) if words.text.strip() else None
-        elif not words.interim and times.first_audio_sent is None:
-            times.transcript_settled = self.now()
-            guess, self._guess = self._guess, None
-            times.transcript_guessed = guess[1] if guess is not None and guess[0] == words.text else None
+            self.times.guess(words.text, self.now())
+        elif not words.interim:
+            self.times.settle(words.text, self.now())
 
     def note_all_sent(self) -> None:
         """Note that the engine's call has ended, and all of the answer is in the outbox."""
-        if self.times.first_audio_sent is not None:
-            self.times.last_audio_sent = self.now()
+        self.times.all_sent(self.now())
 
     def mark_turn_decided(self, speech_ended: float, *, audio_ms: int) -> None:
         """Record that turn detection takes the turn for ended, ``audio_ms`` of audio after the end of its speech."""
-        times, now = self.times, self.now()
-        times.speech_ended, times.turn_decided, times.turn_decided_audio_ms = min(speech_ended, now), now, audio_ms
+        self.times.decide_turn(speech_ended, self.now(), audio_ms)
 
     def mark_played(self, when: float) -> None:
         """Record that the first sound of the answer was played at ``when``; not before it was sent."""
-        times = self.times
-        times.first_audio_played = when if times.first_audio_sent is None else max(when, times.first_audio_sent)
+        self.times.play(when)
         self._report(AnswerPlayed(self))
 
     def mark_cancelled(self, by: RequestTimeline | None) -> None:
@@ -436,7 +431,7 @@ class RequestTimeline:
     def mark_withdrawn(self) -> None:
         """Record that the request was taken back: it was no turn."""
         self.withdrawn = True
-        self._session.request_count -= 1
+        self._session.withdraw()
         self._forget_if_over()
         self._reached("withdrawn")
 

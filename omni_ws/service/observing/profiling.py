@@ -57,17 +57,6 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileStop:
-    """The parameters of a stop: the kind of the profile; with a ``run_id``, only that run is stopped.
-
-    With a ``run_id``, kind WHOLE also stops a run of kind REQUESTS.
-    """
-
-    kind: ProfileKind
-    run_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunningProfile:
     """A profile that is being recorded. ``template`` is the common prefix of its trace files; None without traces."""
 
@@ -122,22 +111,25 @@ class Profiling:
                 folder = folder.with_name(f"{asked.kind.value}_events")
             return await self._start(asked.kind, run_id, folder, template)
 
-    async def stop(self, asked: ProfileStop) -> FinishedProfile | None:
-        """Stop a profile. Returns None if there is none, or if it has another ``run_id``. Idempotent."""
+    async def stop(self, kind: ProfileKind, run_id: str | None = None) -> FinishedProfile | None:
+        """Stop a profile. Returns None if there is none, or if it has another ``run_id``. Idempotent.
+
+        With a ``run_id``, kind WHOLE also stops a run of kind REQUESTS.
+        """
         async with self._lock:
-            kinds = [asked.kind]
-            if asked.kind is ProfileKind.WHOLE and asked.run_id is not None:
+            kinds = [kind]
+            if kind is ProfileKind.WHOLE and run_id is not None:
                 kinds.append(ProfileKind.REQUESTS)
-            for kind in kinds:
-                running = self.running.get(kind)
-                if running is not None and asked.run_id in (None, running.run_id):
-                    return await self._stop(kind)
+            for one in kinds:
+                running = self.running.get(one)
+                if running is not None and run_id in (None, running.run_id):
+                    return await self._stop(one)
             return None
 
     async def close(self) -> None:
         """Stop all profiles. Idempotent."""
         for kind in ProfileKind:
-            await self.stop(ProfileStop(kind))
+            await self.stop(kind)
 
     async def _start(self, kind: ProfileKind, run_id: str, folder: Path, template: Path | None) -> RunningProfile:
         def make() -> EventRecorder:

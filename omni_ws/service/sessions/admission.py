@@ -104,11 +104,13 @@ class Admission:
     ) -> None:
         """``counts`` are the counts of the whole server, if this process is one of its workers."""
         self.max_sessions = max_sessions
+        keys = tuple(keys)
         #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
-        self._draining = False
+        #: Whether the server refuses new sessions because it shuts down.
+        self.draining = False
         #: The number of keys, beyond which there can be no more holders; None if clients need no key.
-        self.known_keys: int | None = None
+        self.known_keys = len(keys) or None
         #: Sessions that may have had no content, with the time of their opening, oldest first; by the seconds for which
         #: such a session keeps its slot, 0 or EMPTY_SEC. A session with content is dropped when it is looked at.
         self._empty: dict[float, dict[EmptySession, float]] = {0.0: {}, EMPTY_SEC: {}}
@@ -126,14 +128,9 @@ class Admission:
         self._no_sessions = asyncio.Event()
         self._no_sessions.set()
 
-    @property
-    def draining(self) -> bool:
-        """Whether the server refuses new sessions because it shuts down."""
-        return self._draining
-
-    @draining.setter
-    def draining(self, value: bool) -> None:
-        self._draining = value
+    def drain(self) -> None:
+        """Refuse new sessions from now on, also those that wait for a slot."""
+        self.draining = True
         while self._waiting:
             self._wake_next()
 

@@ -78,8 +78,12 @@ class SessionFactory:
         speech_workers: SpeechWorkers | None = None,
         turn_model: TurnModel | None = None,
         group: WorkerGroup | None = None,
+        chat_engine: Engine | None = None,
     ) -> None:
-        """``group`` is set if this process is one of several workers, which share limits."""
+        """``group`` is set if this process is one of several workers, which share limits.
+
+        ``chat_engine`` answers in the chats beside sessions; None: ``engine`` does.
+        """
         self.group = group
         self.engine = engine
         #: Returns advice to sessions on how the operator could improve the engine's parts; None for none.
@@ -108,8 +112,8 @@ class SessionFactory:
         self.budget = ByteBudget(config.limits.max_held_bytes)
         #: Where sessions are kept for other processes; None: nowhere.
         self.store = configured_store(config.sessions, budget=self.budget, metrics=self.metrics)
-        #: Opens chats that sessions hold beside their own conversation; set by the application.
-        self.chats: Chats | None = None
+        #: Opens chats that sessions hold beside their own conversation.
+        self.chats = Chats(self, chat_engine)
         self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
         self._mcp_reach = McpReach(config.realtime) if config.realtime.mcp_servers else None

@@ -174,7 +174,16 @@ class Session:
         """Digests of the tokens with which its client may come back."""
         return (self._token,) if self.spent_token is None else (self._token, self.spent_token)
 
-    # saved
+    # kept and recorded
+
+    def keep_in(self, store: SessionStore, lease: Lease) -> None:
+        """Keep the session in a store from now on."""
+        self.keeper = Keeper(self, store, lease)
+        self.keeper.mark()
+
+    def record(self, recording: SessionRecording | None) -> None:
+        """Record the session; None: it is not to be recorded."""
+        self.recording = recording
 
     @property
     def owner(self) -> str | None:
@@ -618,8 +627,7 @@ class Sessions:
                 restore(session, saved, () if taken is None else taken[1], -1 if taken is None else taken[2])
             if self._store is not None:
                 lease = taken[0] if taken else self._begin(session_id, key)
-                session.keeper = Keeper(session, self._store, lease)
-                session.keeper.mark()
+                session.keep_in(self._store, lease)
         except BaseException:
             slot.release()
             raise

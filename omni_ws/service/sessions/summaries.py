@@ -1,20 +1,4 @@
-"""Summaries: sums up long talks in the background, by the model that answers in them or by rules.
-
-**When.** A talk is summed up once its history has outgrown its share of the model's context (``summing.sizes``), while
-nobody speaks in it and no answer is due. As soon as that changes, the model's work is dropped, and begins again in the
-next pause; notes on portions that were finished are kept meanwhile. Where the model shares a machine's cores
-(``EngineCapabilities.shares_cores``), one talk at a time is summed up, while no session waits for the model, and any
-answer ends it.
-
-**How.** Where the model shares a machine's cores it is taken for a small one: rules select what the user said, if they
-know the language (``summing.selected``). Any other model is asked for notes, in a chat of its own, without history.
-When all that is due is noted, the notes take the place of these messages at once, in what requests see from then on:
-that moves the beginning of the prompt, which engines have computed already, as seldom as dropping the oldest turns
-would. A model that shares the cores then computes the new beginning in the same pause, since it takes seconds for it.
-
-What fails is not told to the client. It is tried again after the next answer; until then the oldest turns are dropped
-as without summaries.
-"""
+"""Summaries: sums up long talks in the background, by the model that answers in them or by rules."""
 
 from __future__ import annotations
 
@@ -65,7 +49,24 @@ class _Draft:
 
 
 class Summaries(SumsUp):
-    """Sums up the talks of a server, see the module. A conversation tells it when nobody speaks."""
+    """Sums up the talks of a server. A conversation tells it when nobody speaks.
+
+    **When.** A talk is summed up once its history has outgrown its share of the model's context (``summing.sizes``),
+    while nobody speaks in it and no answer is due. As soon as that changes, the model's work is dropped, and begins
+    again in the next pause; notes on portions that were finished are kept meanwhile. Where the model shares a machine's
+    cores (``EngineCapabilities.shares_cores``), one talk at a time is summed up, while no session waits for the model,
+    and any answer ends it.
+
+    **How.** Where the model shares a machine's cores it is taken for a small one: rules select what the user said, if
+    they know the language (``summing.selected``). Any other model is asked for notes, in a chat of its own, without
+    history. When all that is due is noted, the notes take the place of these messages at once, in what requests see
+    from then on: that moves the beginning of the prompt, which engines have computed already, as seldom as dropping the
+    oldest turns would. A model that shares the cores then computes the new beginning in the same pause, since it takes
+    seconds for it.
+
+    What fails is not told to the client. It is tried again after the next answer; until then the oldest turns are
+    dropped as without summaries.
+    """
 
     def __init__(self, chats: Chats, metrics: Metrics) -> None:
         self._chats = chats
@@ -189,7 +190,7 @@ class Summaries(SumsUp):
                 else:
                     answer = await asking.ask(summing.question(items, of_both=of_both), instructions)
                     notes = summing.read_notes(answer)
-                draft.items += items
+                draft.items.extend(items)
                 draft.notes.append(notes)
             self._drafts.pop(conversation, None)
             if not history.sum_up(draft.items, summing.merged(draft.notes)):

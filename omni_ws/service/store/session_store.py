@@ -131,6 +131,31 @@ class _Queued:
         #: Of ``snapshot`` and ``entries``; charged.
         self.size = 0
 
+    def replace(self, snapshot: bytes, tokens: tuple[bytes, ...], *, away: bool) -> None:
+        """Hold this snapshot, in place of what was dropped."""
+        self.snapshot, self.tokens, self.away, self.end = snapshot, tokens, away, None
+
+    def drop(self) -> int:
+        """Drop snapshot and entries. Returns the size that was charged for them."""
+        size, self.size = self.size, 0
+        self.snapshot, self.entries = None, []
+        return size
+
+    def part(self, end: StoreEnd | None) -> None:
+        """Part with the record so, at the end of the commit."""
+        self.end = end
+
+    def settle(self, *, lost: bool = False) -> None:
+        """Call ``calls`` and wake ``waiters``, as this was committed or dropped; of a lost lease, wake them alone."""
+        calls, self.calls = self.calls, []
+        waiters, self.waiters = self.waiters, []
+        if not lost:
+            for call in calls:
+                _guarded(call)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
 
 class Lease:
     """The right to write to one record; made by ``SessionStore.begin`` and ``take``."""
@@ -165,6 +190,66 @@ class Lease:
         self.queued: _Queued | None = None
         #: What the current commit contains.
         self.flying: _Queued | None = None
+
+    def fall_behind(self) -> None:
+        """Note that the record is not up to date, and keep no entries until there is a snapshot."""
+        self.whole = False
+
+    def end(self) -> None:
+        """Note that the session, or this process, parts with the record."""
+        self.ended = True
+
+    def queue(self, queued: _Queued) -> _Queued:
+        """Let ``queued`` be what the next commit contains."""
+        self.queued = queued
+        return queued
+
+    def unqueue(self) -> _Queued | None:
+        """Take back what is queued."""
+        queued, self.queued = self.queued, None
+        return queued
+
+    def take_off(self) -> int | None:
+        """Let a commit contain what is queued. Returns how many bytes it writes or overwrites; None for nothing."""
+        queued = self.unqueue()
+        if queued is None or self.lost:
+            return None
+        self.flying = queued
+        overwritten = 0
+        if queued.snapshot is not None or queued.end is StoreEnd.DELETE:
+            overwritten, self.logged = self.logged, 0
+        else:
+            self.logged += queued.size
+        return queued.size + overwritten
+
+    def number(self, now: float) -> int:
+        """Number the change that is to be committed; return the place of its element in the log."""
+        flying = self.flying
+        assert flying is not None
+        if flying.snapshot is not None:
+            self.serial += 1
+            self.place = 0
+            self.snapped_at = now
+        place = self.place
+        self.place += bool(flying.entries)
+        return place
+
+    def land(self) -> _Queued:
+        """Return what the commit contained, which is over."""
+        flying, self.flying = self.flying, None
+        assert flying is not None
+        return flying
+
+    def lose(self) -> None:
+        """Note that the lease is lost."""
+        self.lost, self.whole = True, False
+
+    def renew_if_older(self, oldest: float, now: float) -> bool:
+        """Return whether the newest snapshot is from before ``oldest``; if so, it counts as one of ``now``."""
+        is_old = self.serial > 0 and self.snapped_at < oldest and not self.ended
+        if is_old:
+            self.snapped_at = now
+        return is_old
 
 
 @dataclass(slots=True, frozen=True)
@@ -345,8 +430,8 @@ class SessionStore:
         """Release a record that may have been taken although nobody waited for it: it would be held to our end."""
         seal = self._sealer.seal(session_id)
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
-        lease.ended = True
-        self._queued(lease).end = StoreEnd.RELEASE
+        lease.end()
+        self._queued(lease).part(StoreEnd.RELEASE)
 
     async def read(self, session_id: str) -> _Opened | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
@@ -379,7 +464,7 @@ class SessionStore:
         """
         if lease.lost or lease.ended:
             return
-        lease.ended = True
+        lease.end()
         self._wanting.pop(lease, None)
         never_written = not lease.serial and lease.queued is None and lease.fence == 1
         if never_written or (self.degraded and len(self._queue) >= _MAX_ENDS):
@@ -387,10 +472,10 @@ class SessionStore:
             return
         queued = self._queued(lease)
         as_taken = not lease.serial and queued.snapshot is None
-        queued.end = StoreEnd.RELEASE if not delete and (lease.whole or as_taken) else StoreEnd.DELETE
+        queued.part(StoreEnd.RELEASE if not delete and (lease.whole or as_taken) else StoreEnd.DELETE)
         if queued.end is StoreEnd.DELETE:
             self._drop_data(queued)
-        lease.whole = False
+        lease.fall_behind()
 
     async def delete(self, session_id: str, *, owner: str | None) -> bool:
         """Delete the record of a session of this owner, wherever it is open; it ends there a moment later.
@@ -437,13 +522,12 @@ class SessionStore:
         queued = self._queued(lease)
         self._drop_data(queued)
         if len(data) > MAX_SNAPSHOT_BYTES:
-            lease.whole = False
-            queued.end = StoreEnd.DELETE  # what is in the store is not the session any more
+            lease.fall_behind()
+            queued.part(StoreEnd.DELETE)  # what is in the store is not the session any more
             if lease.holder is not None:
                 _guarded(lease.holder.store_degraded)
             return
-        queued.end = None
-        queued.snapshot, queued.tokens, queued.away = data, tokens, away
+        queued.replace(data, tokens, away=away)
         lease.whole = True
         self._wanting.pop(lease, None)
         self._charge(queued, len(data))
@@ -475,11 +559,11 @@ class SessionStore:
             await done
 
     def _queued(self, lease: Lease) -> _Queued:
-        if lease.queued is None:
-            lease.queued = _Queued()
-            self._queue.append(lease)
-            self._wake.set()
-        return lease.queued
+        if lease.queued is not None:
+            return lease.queued
+        self._queue.append(lease)
+        self._wake.set()
+        return lease.queue(_Queued())
 
     def _charge(self, queued: _Queued, size: int) -> None:
         queued.size += size
@@ -489,9 +573,9 @@ class SessionStore:
             self._degrade(SLOW, f"{self._queued_bytes} bytes are queued")
 
     def _drop_data(self, queued: _Queued) -> None:
-        self._queued_bytes -= queued.size
-        self._budget.give(queued.size)
-        queued.snapshot, queued.entries, queued.size = None, [], 0
+        size = queued.drop()
+        self._queued_bytes -= size
+        self._budget.give(size)
 
     async def _write(self) -> None:
         while True:
@@ -512,26 +596,19 @@ class SessionStore:
         size = 0
         while self._queue and len(batch) < MAX_CHANGES and size < _MAX_COMMIT_BYTES:
             lease = self._queue.popleft()
-            queued, lease.queued = lease.queued, None
-            if queued is None or lease.lost:
-                continue
-            lease.flying = queued
-            size += queued.size
-            if queued.snapshot is not None or queued.end is StoreEnd.DELETE:
-                size += lease.logged  # which is overwritten
-                lease.logged = 0
-            else:
-                lease.logged += queued.size
-            batch.append(lease)
+            if (written := lease.take_off()) is not None:
+                size += written
+                batch.append(lease)
         return batch
 
     async def _commit(self, batch: Sequence[Lease]) -> None:
-        numbers = [self._number(lease) for lease in batch]
+        now = asyncio.get_running_loop().time()
+        places = [lease.number(now) for lease in batch]
         try:
             if self._sealed_bytes(batch) > _SEALED_HERE_BYTES:
-                changes = await run_work(Work.FILES, self._changes, batch, numbers)
+                changes = await run_work(Work.FILES, self._changes, batch, places)
             else:
-                changes = self._changes(batch, numbers)
+                changes = self._changes(batch, places)
             with self._watched() as took:
                 outcomes: Sequence[ChangeOutcome | None] = await self._backend.commit(changes)
             self._metrics.store_commit_seconds.observe(took())
@@ -548,18 +625,6 @@ class SessionStore:
         if self._sealer.encrypts:
             return sum(one.size for one in flying)
         return sum(len(one.snapshot) for one in flying if one.snapshot is not None)
-
-    def _number(self, lease: Lease) -> int:
-        """Number the change that is to be committed; return the place of its element in the log."""
-        flying = lease.flying
-        assert flying is not None
-        if flying.snapshot is not None:
-            lease.serial += 1
-            lease.place = 0
-            lease.snapped_at = asyncio.get_running_loop().time()
-        place = lease.place
-        lease.place += bool(flying.entries)
-        return place
 
     def _changes(self, batch: Sequence[Lease], places: Sequence[int]) -> list[Change]:
         return [self._change(lease, place) for lease, place in zip(batch, places, strict=True)]
@@ -588,12 +653,11 @@ class SessionStore:
 
     def _committed(self, lease: Lease, outcome: ChangeOutcome | None) -> None:
         """Act on the outcome of a change; None if it is not known, in which case the store is degraded."""
-        flying, lease.flying = lease.flying, None
-        assert flying is not None
+        flying = lease.land()
         self._drop_data(flying)
         if lease.lost or outcome in (ChangeOutcome.LOST, ChangeOutcome.DELETED):
             self._lose(lease, deleted=outcome is ChangeOutcome.DELETED)
-            _settle(flying, lost=True)
+            flying.settle(lost=True)
             return
         if outcome is ChangeOutcome.GAP and not lease.ended and not self.degraded:
             self._mend_gap(lease, flying)
@@ -602,34 +666,33 @@ class SessionStore:
             if outcome is ChangeOutcome.KEPT:
                 self._forget(lease)
             else:
-                self._queued(lease).end = _repeated(lease, flying)
-        _settle(flying)
+                self._queued(lease).part(_repeated(lease, flying))
+        flying.settle()
 
     def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
         """Ask for a snapshot in place of what the store lost; callers that wait, wait for that snapshot."""
         if lease.queued is None or lease.queued.snapshot is None:
-            lease.whole = False
+            lease.fall_behind()
             if lease.queued is not None:
                 self._drop_data(lease.queued)
             _ask(lease)
         if lease.queued is None:
-            _settle(flying)
+            flying.settle()
         else:
             lease.queued.calls[:0] = flying.calls
-            lease.queued.waiters += flying.waiters
+            lease.queued.waiters.extend(flying.waiters)
 
     def _lose(self, lease: Lease, *, deleted: bool = False) -> None:
         """Note that the lease is lost, once."""
         if lease.lost:
             return
-        lease.lost, lease.whole = True, False
+        lease.lose()
         self._metrics.store_lost.inc()
         self._wanting.pop(lease, None)
         self._forget(lease)
-        if lease.queued is not None:
-            self._drop_data(lease.queued)
-            _settle(lease.queued, lost=True)
-            lease.queued = None
+        if (queued := lease.unqueue()) is not None:
+            self._drop_data(queued)
+            queued.settle(lost=True)
         if lease.holder is not None:
             _guarded(partial(lease.holder.lease_lost, deleted=deleted))
 
@@ -684,7 +747,7 @@ class SessionStore:
         self._metrics.store_failures.labels(reason).inc()
         self._wanting.clear()
         for lease in self._leases.values():
-            lease.whole = False
+            lease.fall_behind()
         waiting = [lease for lease in self._leases.values() if lease.queued is not None or lease.flying is not None]
         others = [lease for lease in self._leases.values() if lease.queued is None and lease.flying is None]
         for lease in waiting:
@@ -698,14 +761,14 @@ class SessionStore:
             _guarded(lease.holder.store_degraded)
         flying, queued = lease.flying, lease.queued
         if flying is not None:
-            _settle(flying)
+            flying.settle()
         if queued is not None:
             if lease.ended:
-                queued.end = _repeated(lease, queued)
+                queued.part(_repeated(lease, queued))
             else:
-                lease.queued = None
+                lease.unqueue()
             self._drop_data(queued)
-            _settle(queued)
+            queued.settle()
 
     def _tell_degraded(self, leases: Iterator[Lease]) -> None:
         """Tell sessions, a few in each pass of the loop."""
@@ -781,23 +844,10 @@ class SessionStore:
                 # What lives longer than records may, is written anew.
                 old = loop.time() - self._max_age_sec / 2
                 for lease in self._leases.values():
-                    if lease.serial and lease.snapped_at < old and not lease.ended:
-                        lease.snapped_at = loop.time()
+                    if lease.renew_if_older(old, loop.time()):
                         self._wanting[lease] = None
                         self._wake.set()
             await asyncio.sleep(PRUNE_SEC)
-
-
-def _settle(queued: _Queued, *, lost: bool = False) -> None:
-    """Call ``calls`` and wake ``waiters`` of what was committed or dropped; of a lost lease, wake ``waiters`` alone."""
-    calls, queued.calls = queued.calls, []
-    waiters, queued.waiters = queued.waiters, []
-    if not lost:
-        for call in calls:
-            _guarded(call)
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 def _repeated(lease: Lease, failed: _Queued) -> StoreEnd | None:

@@ -520,9 +520,13 @@ class GrpcListener:
         self._server = server
         self._health = health
         #: Grace period of running calls when the server closes, in seconds.
-        self.close_timeout = CLOSE_TIMEOUT_SEC
+        self._close_timeout = CLOSE_TIMEOUT_SEC
         #: The stop that a drain began.
         self._stopping: asyncio.Future[None] | None = None
+
+    def hurry(self, timeout: float) -> None:
+        """Stop within ``timeout`` seconds, after a second signal."""
+        self._close_timeout = timeout
 
     def begin(self) -> None:
         """Accept calls, once the engine has started."""
@@ -533,7 +537,7 @@ class GrpcListener:
         """Refuse new calls, let running calls finish within ``timeout`` seconds, then stop and close all sessions."""
         self._health.set_serving(False)
         self._servicer.refuse_calls()
-        grace: float | None = self.close_timeout
+        grace: float | None = self._close_timeout
         try:
             async with asyncio.timeout(timeout):
                 await self._servicer.wait_idle()
@@ -547,8 +551,8 @@ class GrpcListener:
         self._servicer.close_sessions()
 
     async def close(self) -> None:
-        """Stop within ``close_timeout`` seconds, even if a drain is under way."""
-        await self._server.stop(self.close_timeout)
+        """Stop within a second, or as ``hurry`` said, even if a drain is under way."""
+        await self._server.stop(self._close_timeout)
         if self._stopping is not None:
             await self._stopping
         self._servicer.close_sessions()

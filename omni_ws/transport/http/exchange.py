@@ -196,6 +196,10 @@ class HttpExchange:
         """Note an error that the handler sends as part of the response."""
         self.error = error
 
+    def allow_origin(self, allowed: bool) -> None:
+        """Set whether pages of the request's ``Origin`` may read the response, whatever ``--allow-origin`` says."""
+        self.origin_allowed = allowed
+
     def record(self, recording: ExchangeRecording) -> None:
         """Report everything that is read and written from now on to ``recording``."""
         self.recording = recording
@@ -625,9 +629,6 @@ class FormPart:
     content_type: str
     data: bytearray = field(default_factory=bytearray)
 
-    def append(self, data: bytes) -> None:
-        self.data += data
-
 
 async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
     """Read a body of at most ``limit`` bytes, and return its parts in order.
@@ -741,7 +742,7 @@ class FormReader:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self._parts[-1]
-        part.append(data[start:end])
+        part.data.extend(data[start:end])
         if part.filename is None and len(part.data) > MAX_FIELD_BYTES:
             raise PayloadTooLarge(f"at most {MAX_FIELD_BYTES} bytes per form field")
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -95,12 +95,12 @@ class _Held(LeaseHolder, Gate):
         #: Requests and readers that use it.
         self.users = 0
         #: Held while a body is fed, so that the log has bodies in the order in which they were.
-        self.feeding = asyncio.Lock()
+        self._feeding = asyncio.Lock()
         #: Whether a snapshot was written while the body was fed, and has a part of it.
-        self.mixed = False
+        self._mixed = False
         #: Whether the record is out of date: the store has failed since, or does not keep a session of this size.
         self.behind = False
-        self.resting: asyncio.TimerHandle | None = None
+        self._resting: asyncio.TimerHandle | None = None
         #: Whether anything of the answer was made.
         self.made = any(isinstance(one, OutputChunk) for one in session.output.messages)
         self._keeper = keeper
@@ -109,8 +109,7 @@ class _Held(LeaseHolder, Gate):
         self._ticket = 0
         #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
         self._marked = False
-        session.when_done = self._done
-        session.when_forgotten = partial(keeper.drop, self)
+        session.tell(done=self._done, forgotten=partial(keeper.drop, self))
         if lease is not None:
             self.write_by(lease)
 
@@ -135,13 +134,41 @@ class _Held(LeaseHolder, Gate):
         """Replace the record by the session as it is."""
         if self.lease is None:
             return
-        self._marked, self.behind, self.mixed = False, self._store.degraded, True
+        self._marked, self.behind, self._mixed = False, self._store.degraded, True
         session = self.session
         if not self.behind:
             data = _encode(KeptModeB(at=time.time(), session=session.saved_for(self.owner)))
             self._store.snapshot(self.lease, data, tokens=(), away=not session.live)
         self._open_when_settled(self.lease)
         self._store.when_settled(self.lease, partial(self._keeper.rest, self))
+
+    @asynccontextmanager
+    async def fed(self, body: Mapping[str, Any] | None, size: int) -> AsyncIterator[None]:
+        """Do what ``ModeBKeeper.feeding`` does."""
+        session = self.session
+        async with self._feeding:
+            self._mixed = self.lease is not None and not self.lease.whole
+            before, fed = session.progress, False
+            try:
+                yield
+                fed = True
+            except InvalidRequest:  # some chunks are refused, wherever they are fed
+                fed = True
+                raise
+            finally:
+                self._mixed = self._mixed or not fed  # the log has whole bodies only
+                if session.live and (fed or session.progress != before):
+                    entry = _Fed(time.time(), None if body is None else dict(body))
+                    encoded = b""
+                    try:
+                        encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    except RecursionError:  # what is nested so deep, and means nothing here, has no place in a log
+                        self._mixed = True
+                    if self._mixed and not self.behind:
+                        self.snapshot()
+                    elif encoded:
+                        self.append(encoded)
+                await self._keeper.settled(session)
 
     def append(self, entry: bytes) -> None:
         """Append an entry to the log of the record."""
@@ -155,15 +182,29 @@ class _Held(LeaseHolder, Gate):
                 self.snapshot()
             await self._store.settle(self.lease)
 
+    def use(self, users: int = 1) -> None:
+        """Count so many more requests and readers, for which the session stays here."""
+        self.users += users
+        self.stay()
+
+    def unuse(self) -> None:
+        """Count a request or a reader less."""
+        self.users -= 1
+
+    def linger(self, give_back: Callable[[_Held], None]) -> None:
+        """Call ``give_back`` a moment later, unless the session has to stay."""
+        self._resting = asyncio.get_running_loop().call_later(LINGER_SEC, give_back, self)
+
     def stay(self) -> None:
         """Keep the session here until ``ModeBKeeper.rest`` is called again."""
-        if self.resting is not None:
-            self.resting.cancel()
-            self.resting = None
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
     def release(self, *, delete: bool) -> None:
         """Write no more, and leave the record to others, or delete it."""
-        self.session.when_done = self.session.when_forgotten = self.session.output.gate = None
+        self.session.tell(done=None, forgotten=None)
+        self.session.output.gate = None
         self.stay()
         if self.lease is not None and not self.lease.lost:
             self._store.release(self.lease, delete=delete)
@@ -177,7 +218,7 @@ class _Held(LeaseHolder, Gate):
             self.snapshot()
             self._keeper.rest(self)
 
-    def _done(self, session: ModeBSession) -> None:
+    def _done(self) -> None:
         self.snapshot()
         self._keeper.rest(self)
 
@@ -221,13 +262,22 @@ class _Held(LeaseHolder, Gate):
 class _Fetch:
     """A session that is sought in the store, for all who want it with the same key."""
 
-    def __init__(self) -> None:
+    def __init__(self, fetched: Callable[[_Fetch], Coroutine[Any, Any, _Held | OmniError]], *, name: str) -> None:
+        """``fetched`` seeks it, in a task of this ``name``."""
         #: How many wait for it.
         self.users = 0
         #: Done when its input begins to be fed again, as fast as the engine takes it.
         self.feeds = asyncio.get_running_loop().create_future()
         #: Ends with the session, or why there is none.
-        self.task: asyncio.Task[_Held | OmniError]
+        self.task = asyncio.create_task(fetched(self), name=name)
+
+    def join(self) -> None:
+        """Count one more who waits for it."""
+        self.users += 1
+
+    def leave(self) -> None:
+        """Count one less."""
+        self.users -= 1
 
 
 class ModeBKeeper:
@@ -252,7 +302,7 @@ class ModeBKeeper:
         if self._store is not None:
             lease = self._store.begin(session.id, kind=MODE_B_KIND, owner=owner)
             held = self._held[session.id] = _Held(self, self._store, session, owner, lease)
-            held.users = 1
+            held.use()
         try:
             yield
         except BaseException:
@@ -273,8 +323,7 @@ class ModeBKeeper:
         """
         held = self._held.get(session_id)
         if held is not None:
-            held.users += 1
-            held.stay()
+            held.use()
         elif self._store is not None:
             held = await self._sought(self._fetch(session_id, key, client, self._store), patience)
         try:
@@ -292,29 +341,8 @@ class ModeBKeeper:
         if held is None or held.lease is None:
             yield
             return
-        async with held.feeding:
-            held.mixed = not held.lease.whole
-            before, fed = session.progress, False
-            try:
-                yield
-                fed = True
-            except InvalidRequest:  # some chunks are refused, wherever they are fed
-                fed = True
-                raise
-            finally:
-                held.mixed = held.mixed or not fed  # the log has whole bodies only
-                if session.live and (fed or session.progress != before):
-                    entry = _Fed(time.time(), None if body is None else dict(body))
-                    encoded = b""
-                    try:
-                        encoded = await to_thread_if_large(size, partial(_encode, entry))
-                    except RecursionError:  # what is nested so deep, and means nothing here, has no place in a log
-                        held.mixed = True
-                    if held.mixed and not held.behind:
-                        held.snapshot()
-                    elif encoded:
-                        held.append(encoded)
-                await self.settled(session)
+        async with held.fed(body, size):
+            yield
 
     def stop_returning(self, session_id: str, key: ApiKey | None) -> None:
         """Cancel a session whose input is fed again: who cancels it need not wait until the engine has all of it."""
@@ -355,7 +383,7 @@ class ModeBKeeper:
             return
         begun = session.live and (session.started or session.progress.received_bytes > SMALL_BYTES)
         if begun and not leaves:
-            held.resting = asyncio.get_running_loop().call_later(LINGER_SEC, self._give_back, held)
+            held.linger(self._give_back)
         else:
             self._give_back(held)
 
@@ -376,7 +404,7 @@ class ModeBKeeper:
 
     def _unuse(self, held: _Held | None) -> None:
         if held is not None:
-            held.users -= 1
+            held.unuse()
             if self._held.get(held.session.id) is held:
                 self.rest(held)
 
@@ -390,9 +418,8 @@ class ModeBKeeper:
         """Return how a session is fetched from the store: one at a time, for all who want it, until it is here."""
         name = session_id, key_name(key)
         if (fetch := self._fetches.get(name)) is None or fetch.task.done():  # what it found may have been given back
-            fetch = self._fetches[name] = _Fetch()
-            call = self._fetch_for_all(fetch, session_id, key, client, store)
-            fetch.task = asyncio.create_task(call, name=f"fetch of {session_id}")
+            fetched = partial(self._fetch_for_all, session_id=session_id, key=key, client=client, store=store)
+            fetch = self._fetches[name] = _Fetch(fetched, name=f"fetch of {session_id}")
             fetch.task.add_done_callback(partial(self._forget_fetch, name))
         return fetch
 
@@ -401,20 +428,20 @@ class ModeBKeeper:
             del self._fetches[name]
 
     async def _fetch_for_all(
-        self, fetch: _Fetch, session_id: str, key: ApiKey | None, client: str, store: SessionStore
+        self, fetch: _Fetch, *, session_id: str, key: ApiKey | None, client: str, store: SessionStore
     ) -> _Held | OmniError:
         try:
             held = await self._fetched(fetch, session_id, key, client, store)
         except OmniError as error:  # nobody may be left who waits
             return error
-        held.users += fetch.users - 1
+        held.use(fetch.users - 1)
         if not held.users:
             self.rest(held)
         return held
 
     async def _sought(self, fetch: _Fetch, patience: float | None) -> _Held | None:
         """Return what is fetched, which the caller uses; None if its input takes longer than ``patience`` to be fed."""
-        fetch.users += 1
+        fetch.join()
         try:
             await asyncio.wait([fetch.task, fetch.feeds], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([fetch.task], timeout=patience)
@@ -433,7 +460,7 @@ class ModeBKeeper:
 
     def _leave(self, fetch: _Fetch) -> None:
         """Wait no longer for what is fetched."""
-        fetch.users -= 1
+        fetch.leave()
         task = fetch.task
         if (
             task.done()
@@ -497,7 +524,7 @@ class ModeBKeeper:
             self.registry.discard(session)
             raise
         held = self._held[session.id] = _Held(self, store, session, owner, lease)
-        held.users = 1
+        held.use()
         if session.started or not session.live:  # what was made meanwhile is in no record
             held.snapshot()
             try:

@@ -112,11 +112,6 @@ class ModeBSession(Attachment):
     the answer failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
     """
 
-    #: Called when the work on the session is done, and everything is released.
-    when_done: Callable[[ModeBSession], None] | None = None
-    #: Called when the registry forgets the session.
-    when_forgotten: Callable[[], None] | None = None
-
     def __init__(
         self,
         session_id: str,
@@ -162,6 +157,13 @@ class ModeBSession(Attachment):
         self._slot = slot
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
+        #: See ``tell``.
+        self._done: Callable[[], None] | None = None
+        self._forgotten: Callable[[], None] | None = None
+
+    def tell(self, *, done: Callable[[], None] | None, forgotten: Callable[[], None] | None) -> None:
+        """Call ``done`` once the work is done and everything released, ``forgotten`` when the registry forgets it."""
+        self._done, self._forgotten = done, forgotten
 
     def begin(self) -> None:
         """Start to answer the request."""
@@ -422,12 +424,16 @@ class ModeBSession(Attachment):
         """Delete a stored result that is no longer kept."""
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
+    def keep(self, until: float) -> None:
+        """Keep what is known of the ended session until then; see ``kept_until``."""
+        self.kept_until = until
+
     def forget(self) -> None:
         """Discard the result, as the registry forgets the session."""
         self.kept_until = None
         self.output.discard()
-        if self.when_forgotten is not None:
-            self.when_forgotten()
+        if self._forgotten is not None:
+            self._forgotten()
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
@@ -483,8 +489,8 @@ class ModeBSession(Attachment):
         self._task = None  # the traceback of a cancelled task holds references
         self.output.finish()
         self._slot.close()
-        if self.when_done is not None:
-            self.when_done(self)
+        if self._done is not None:
+            self._done()
 
     # Attachment
 
@@ -720,7 +726,7 @@ class ModeBRegistry:
     def _ended(self, session: ModeBSession) -> None:
         self._admission.ended(session)
         until = self._now() + self.timeout
-        session.kept_until = until
+        session.keep(until)
         self._due.append((until, session))
         while len(self._due) > MAX_REMEMBERED:
             when, oldest = self._due.popleft()

@@ -37,6 +37,13 @@ class _Answer:
         """Note that no more audio of the answer follows."""
         self.ended = True
 
+    def take(self, size: int) -> bytes:
+        """Remove and return audio: ``size`` bytes, or what is left."""
+        audio = bytes(self.audio[:size])
+        del self.audio[:size]
+        self.taken += len(audio)
+        return audio
+
 
 class Playout:
     """A queue of answers' audio, which is taken packet by packet. Has no socket and no clock.
@@ -120,13 +127,11 @@ class Playout:
             self._answers.popleft()
             return Played(answer.answer_id, answer.taken, b"")
         whole = len(answer.audio) // self._packet_bytes * self._packet_bytes
-        audio = bytes(answer.audio[: min(whole, most or self._packet_bytes) or self._packet_bytes])
-        del answer.audio[: len(audio)]
+        position = answer.taken
+        audio = answer.take(min(whole, most or self._packet_bytes) or self._packet_bytes)
         self.waiting -= len(audio)
         packet = self._ducker.apply(audio.ljust(self._packet_bytes, self._silence))
-        played = Played(answer.answer_id, answer.taken, packet)
-        answer.taken += len(audio)
-        return played
+        return Played(answer.answer_id, position, packet)
 
     def clear(self) -> list[str]:
         """Discard the audio that was not taken. Returns the ids of the answers of which some audio was taken before."""

@@ -309,9 +309,7 @@ class ResponsesDelegations:
 
     def _open_chat(self) -> Chat:
         if self._chat is None or self._chat.has_ended:
-            chats = self._dialect.factory.chats
-            assert chats is not None
-            chat = chats.open(self._dialect.conversation, self._received)
+            chat = self._dialect.factory.chats.open(self._dialect.conversation, self._received)
             try:
                 self._configure(chat)
             except BaseException:

@@ -342,7 +342,7 @@ def _headers(request: HttpRequest) -> dict[str, str]:
 def begin_recording(recorder: Recorder | None, session: Session, kind: RecordingKind, key: ApiKey | None) -> None:
     """Begin to record a session, if it is to be recorded."""
     if recorder is not None:
-        session.recording = recorder.begin(kind, key=key_name(key), name=session.session_id)
+        session.record(recorder.begin(kind, key=key_name(key), name=session.session_id))
 
 
 _Connection = TypeVar("_Connection", bound=ServerConnection)

@@ -371,7 +371,7 @@ class CallRoutes(FrontEnd):
 
     def _open(self, exchange: HttpExchange) -> CallFolder:
         """Check that the client may read recordings. Raises OriginNotAllowed, Unauthenticated and NotFound."""
-        exchange.origin_allowed = False  # no response has CORS fields
+        exchange.allow_origin(False)  # no response has CORS fields
         request = exchange.request
         if not is_allowed_origin(request, ()) or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise OriginNotAllowed("no page but the server's own can read recorded calls")

@@ -69,13 +69,7 @@ class JsonBody:
 
 
 class GenerationRoutes(FrontEnd):
-    """Base class of front ends whose handlers run one session for each request.
-
-    Attributes:
-        sessions: Opens the sessions.
-        authenticator: Checks the keys.
-        config: The server's configuration.
-    """
+    """Base class of front ends whose handlers run one session for each request."""
 
     @asynccontextmanager
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:

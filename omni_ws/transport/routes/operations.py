@@ -29,7 +29,7 @@ from omni_ws.errors import (
 )
 from omni_ws.metrics import rendered
 from omni_ws.service.observing.accounts import is_near
-from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop
+from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import NATIVE, Authenticator, is_allowed_origin, presented_key
@@ -204,11 +204,15 @@ class ProfilingRoutes(FrontEnd):
         self._group = app.sessions.group
         if self._group is not None:
             self._group.on(START_PROFILE, self._start_too)
-            self._group.on(STOP_PROFILE, self._profiling.stop)
+            self._group.on(STOP_PROFILE, self._stop_too)
 
     async def _start_too(self, asked: ProfileRequest) -> tuple[Path, ...]:
         """Start the profile that another worker has started. Returns the event files of this worker."""
         return (await self._profiling.start(asked)).recorder.paths
+
+    async def _stop_too(self, asked: tuple[ProfileKind, str | None]) -> FinishedProfile | None:
+        """Stop the profile that another worker has stopped."""
+        return await self._profiling.stop(*asked)
 
     def register(self, router: Router) -> None:
         router.add("POST", "/start_profile", self.start_profile)
@@ -230,10 +234,9 @@ class ProfilingRoutes(FrontEnd):
         """Stop the profile of this kind; if the body has a ``run_id``, only that run. Responds with its files."""
         fields = await self._fields(exchange)
         run_id = _run_id(fields)
-        asked = ProfileStop(kind, run_id)
-        finished = await self._profiling.stop(asked)
+        finished = await self._profiling.stop(kind, run_id)
         if self._group is not None:
-            finished = _together([finished, *await self._group.ask_others(STOP_PROFILE, asked)])
+            finished = _together([finished, *await self._group.ask_others(STOP_PROFILE, (kind, run_id))])
         report: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
         if finished is not None:
             report |= {

@@ -115,13 +115,13 @@ class DemoRoutes(FrontEnd):
 
         What it does there is another matter: a page that is not allowed gets no session.
         """
-        exchange.origin_allowed = True
+        exchange.allow_origin(True)
         await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
 
     async def phone(self, exchange: HttpExchange) -> None:
         """Respond with a QR code of the page (``{"svg": …}``), or null without ``http.phone_url`` or segno."""
         request = exchange.request
-        exchange.origin_allowed = False  # no response has CORS fields
+        exchange.allow_origin(False)  # no response has CORS fields
         if not is_allowed_origin(request, ()):
             raise OriginNotAllowed("no page but the server's own can read the code for a phone")
         self._authenticator.authenticate(request)

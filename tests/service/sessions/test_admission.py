@@ -43,7 +43,7 @@ def test_slots_of_a_key() -> None:
 def test_draining() -> None:
     admission = Admission(max_sessions=10)
     with admission.session(None):
-        admission.draining = True
+        admission.drain()
         with pytest.raises(ShuttingDown), admission.session(None):
             pass
     assert admission.sessions == 0
@@ -222,7 +222,7 @@ async def test_who_waits_takes_a_slot_that_is_given_back_and_hears_of_the_end() 
     gone.cancel()  # and it leaves in the same moment
     await asyncio.wait([next_one])
     assert (next_one.exception(), last.done()) == (None, False)
-    admission.draining = True
+    admission.drain()
     with pytest.raises(ShuttingDown):
         await last
     assert asyncio.get_running_loop().time() == 0

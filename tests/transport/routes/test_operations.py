@@ -143,7 +143,7 @@ async def test_a_server_that_drains() -> None:
         body = json.dumps(HELLO).encode()
         await client.send(request("POST", CHAT, f"Content-Length: {len(body)}"), body[:1])
         await server.until(lambda: server.sessions == 1)
-        server.app.sessions.admission.draining = True
+        server.app.sessions.admission.drain()
         response = await get(server, "/health")
         assert (response.status, response.json()["status"]) == (503, "draining")
         for path, said in ((CHAT, HELLO), (SPEECH, {"input": "a"})):
