@@ -1,8 +1,9 @@
-"""The parts of a Realtime conversation: items, spoken turns, dictation, and responses."""
+"""What the dialects of Realtime have in common, and the parts of a conversation: items, turns, responses."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,61 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_event, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
 #: A server event, without its id.
 Event: TypeAlias = dict[str, Any]
+
+
+class Dialect(ABC):
+    """Translates the events of the client of one session to its conversation, and back. Has no socket.
+
+    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
+    """
+
+    #: Whether the client's first event may show that it speaks vLLM's dialect instead.
+    may_be_vllm = False
+    #: The error for which the session ends, once the client has been sent it.
+    _reported: OmniError | None = None
+
+    def __init__(self) -> None:
+        self._send: Callable[[Iterable[Event]], None] = lambda events: None
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Set the functions that reach the client. Returns the first events to send.
+
+        ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
+        the response that was cancelled by it; None if there was none.
+        """
+        self._send = send
+        return []
+
+    @abstractmethod
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
+        """Handle one event of the client, which arrived at the time ``now``."""
+
+    @abstractmethod
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """Render a message of the conversation as events; none for messages that the API does not have."""
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
+        return error_event(error, event_id=event_id)
+
+    def reported(self, error: OmniError) -> bool:
+        """Return whether the client has been sent this error."""
+        return self._reported is error
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is charged to the session. May be called repeatedly."""
+
 
 # Items.
 

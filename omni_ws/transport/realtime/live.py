@@ -58,7 +58,7 @@ from omni_ws.transport.realtime.delegation import (
     Delegations,
     ResponsesDelegations,
 )
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Dialect, Event
 from omni_ws.transport.realtime.kept import KeptLive, as_text
 from omni_ws.transport.realtime.live_output import (
     FRAME_MS,
@@ -122,11 +122,8 @@ def session_of(given: str) -> str:
     return given.replace("live_", "sess_", 1)
 
 
-class LiveDialect:
-    """Handles the client events of one session, and renders the messages of its conversation as server events.
-
-    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
-    """
+class LiveDialect(Dialect):
+    """The Dialect of OpenAI's Live API. It sends nothing before ``session.start``."""
 
     def __init__(
         self,
@@ -139,6 +136,7 @@ class LiveDialect:
     ) -> None:
         """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
         of the tracks that carry the audio, if events do not. ``forked``: the session with which it begins."""
+        super().__init__()
         self.session_id = live_id(session.session_id)
         self.conversation = session.conversation
         self.factory = factory
@@ -160,7 +158,6 @@ class LiveDialect:
         self._media = media
         self._audio = media or AudioFormat()
         self._fixture: LiveFixture
-        self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._loop = asyncio.get_running_loop()
         self._share = Share(self.conversation.account)
         self._delegations: Delegations
@@ -186,16 +183,8 @@ class LiveDialect:
         self._appended = 0
         #: The size of all appended instructions.
         self._rule_tokens = 0
-        self._reported: OmniError | None = None
 
     # what carries it
-
-    def connect(
-        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
-    ) -> list[Event]:
-        """Set the function that sends events to the client at once. Nothing is sent before ``session.start``."""
-        self._send = send
-        return []
 
     def send(self, events: Iterable[Event]) -> None:
         """Send events at once, unless the session is closed."""
@@ -203,7 +192,6 @@ class LiveDialect:
             self._send(events)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
         shown = error_fields(error, event_id=None)
         code = "invalid_model" if shown["code"] == "model_not_found" else shown["code"]
         fields = {"type": shown["type"], "code": code, "message": shown["message"]}
@@ -211,10 +199,6 @@ class LiveDialect:
             if value is not None:
                 fields[name] = value
         return {"type": "error", "error": fields}
-
-    def reported(self, error: OmniError) -> bool:
-        """Return whether the client has been sent this error."""
-        return self._reported is error
 
     def kept(self) -> KeptLive:
         """Return what a fork of the session begins with. It must have started."""
@@ -359,7 +343,6 @@ class LiveDialect:
     # events of the client
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``."""
         if self.closed:
             return
         kind, event_id = fields["type"], optional_id(fields.get("event_id"), "event_id")
@@ -479,7 +462,6 @@ class LiveDialect:
     # messages of the conversation
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the Live API does not have."""
         if self.closed or not self.started:
             if isinstance(message, OmniError) and message.request_id is None and not self.closed:
                 yield from self._fatal(message)

@@ -48,7 +48,7 @@ class Live(SessionFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
         key = self._authenticator.authenticate(request)
-        serve = partial(self._serve, key, request.client)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, None))
         return stream_accepted(self._sessions, key, serve=serve, route=LIVE_PATH)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
@@ -59,29 +59,15 @@ class Live(SessionFrontEnd):
         key = self._authenticator.authenticate(request)
         check_kept(self._sessions.store, "fork")
         wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
-        serve = partial(self._serve, key, request.client, wanted=wanted)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, wanted))
         return stream_accepted(self._sessions, key, serve=serve, route=FORK_PATH)
 
-    async def _serve(
-        self,
-        key: ApiKey | None,
-        address: str,
-        connection: StreamConnection,
-        *,
-        wanted: tuple[str, str | None] | None = None,
-    ) -> None:
-        await serve_session(connection, address, partial(self._begin, key, address, connection, wanted))
-
     async def _begin(
-        self,
-        key: ApiKey | None,
-        address: str,
-        connection: StreamConnection,
-        wanted: tuple[str, str | None] | None = None,
+        self, key: ApiKey | None, address: str, wanted: tuple[str, str | None] | None, connection: StreamConnection
     ) -> LiveConnection:
         """Open a session, and attach it to ``connection``.
 
-        ``wanted`` is the id of the session with which it begins, and the token of its client. Raises what
+        ``wanted`` is the id of the session with which it begins, if any, and the token of its client. Raises what
         ``Sessions.admit`` and ``read_live`` raise.
         """
         forked = None if wanted is None else await read_live(self._sessions.store, wanted[0], key, wanted[1])
