@@ -213,6 +213,17 @@ class Item:
         """The words of a message: its texts, and the transcripts of its audio."""
         return " ".join(filter(None, (part.get("text") or part.get("transcript") for part in self.content)))
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the model has said it, or made the call."""
+        return self.role == "assistant" or self.kind == "function_call"
+
+    def begin_again(self) -> None:
+        """Become an item of another session, in which it belongs to no request, and nothing completes it."""
+        self.request_id = None
+        if self.status == "in_progress":
+            self.status = "incomplete"
+
     def asked(self, request_id: str) -> list[InputChunk]:
         """Assign the item to the request that answers it. Return the item's input, which it no longer keeps."""
         self.request_id = request_id

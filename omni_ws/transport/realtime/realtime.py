@@ -120,7 +120,7 @@ class RealtimeDialect(Dialect):
         limit = factory.config.streaming_input.max_payload_per_session
         account = conversation.account
         self._session_id, self._conversation_id = session.session_id, new_id("conv_")
-        self._recorded = session.recording is not None
+        self._is_recorded = session.recording is not None
         self._conversation = conversation
         self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)
@@ -188,9 +188,8 @@ class RealtimeDialect(Dialect):
 
     def greeting(self) -> list[Event]:
         """Return the events with which a client is told what the session is."""
-        created = {"session": self._session_object(), **created_fields(self._session_id)}
-        if self._recorded:
-            created["recorded"] = True
+        recorded = {"recorded": True} if self._is_recorded else {}
+        created = {"session": self._session_object(), **created_fields(self._session_id), **recorded}
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
@@ -738,12 +737,6 @@ class RealtimeDialect(Dialect):
             if overflow := self._effects.overflow:
                 self._errors[request_id] = overflow
                 self._conversation.cancel(request_id)
-        response = self._open_response(request_id, config, metadata=metadata, in_conversation=in_conversation)
-        yield from response.begin()
-
-    def _open_response(
-        self, request_id: str, config: SessionConfig, *, metadata: Mapping[str, str] | None, in_conversation: bool
-    ) -> RealtimeResponse:
         response = self._responses[request_id] = RealtimeResponse(
             request_id,
             config,
@@ -751,9 +744,9 @@ class RealtimeDialect(Dialect):
             add=self._items.add if in_conversation else None,
             metadata=metadata,
             account=self._conversation.account,
-            server_call=self._mcp.item_of if in_conversation else lambda call_id, name: None,
+            server_call=self._mcp.item_of if in_conversation else lambda request_id, call_id, name: None,
         )
-        return response
+        yield from response.begin()
 
     def _started(self, request_id: str) -> Iterator[Event]:
         if request_id in self._responses or (turn := self._turns.get(request_id)) is None:
