@@ -6,7 +6,7 @@ An event is one JSON object in a message; ``type`` is its kind. The structs have
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -307,6 +307,15 @@ def _add_part(item: Item, part: PartFields, where: str) -> None:
     else:
         kind = str(part.type)[:64]
         raise InvalidValue(f"{where}.type {kind!r} does not fit the role {item.role}", param=f"{where}.type")
+
+
+def items_in(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a client's event has in place of items, of any type, each with its path."""
+    yield "item", event.get("item")
+    response = event.get("response")
+    given = response.get("input") if isinstance(response, Mapping) else None
+    if isinstance(given, list):
+        yield from ((f"response.input[{index}]", one) for index, one in enumerate(given))
 
 
 # Events of the server

@@ -144,13 +144,11 @@ class LiveDialect(Dialect):
         self.start_fields: MediaStart | None = None
         #: Whether ``session.closed`` was sent: nothing follows it.
         self.closed = False
-        #: Whether the client takes no output, and whether its input is read. Set by what carries the events.
-        self.blocked: Callable[[], bool] = lambda: False
-        self.listening: Callable[[], bool] = lambda: True
-        #: Begins to keep the session in the store, as its client wants; returns a token to tell, or nothing.
-        self.keep: Callable[[], str] = lambda: ""
-        #: That token.
+        #: What ``keep`` of ``carry`` has returned.
         self.token = ""
+        self._blocked: Callable[[], bool] = lambda: False
+        self._listening: Callable[[], bool] = lambda: True
+        self._keep: Callable[[], str] = lambda: ""
         self.player: LivePlayer
         self._forked = forked
         self._kept: KeptLive | None = None
@@ -185,6 +183,13 @@ class LiveDialect(Dialect):
         self._rule_tokens = 0
 
     # what carries it
+
+    def carry(self, *, blocked: Callable[[], bool], listening: Callable[[], bool], keep: Callable[[], str]) -> None:
+        """Set what is asked of the connection: whether the client takes no output, and whether its input is read.
+
+        ``keep`` begins to keep the session in the store, as its client wants; it returns a token to tell, or nothing.
+        """
+        self._blocked, self._listening, self._keep = blocked, listening, keep
 
     def send(self, events: Iterable[Event]) -> None:
         """Send events at once, unless the session is closed."""
@@ -295,7 +300,7 @@ class LiveDialect(Dialect):
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        self.token = self.keep() if start.store else ""
+        self.token = self._keep() if start.store else ""
         told = {"resume_token": self.token} if self.token else {}
         self.send([{**_answering(event, event_id), **told} for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
@@ -584,8 +589,7 @@ class LiveDialect(Dialect):
             yield from self._spoke(text, rest, start_ms, self.now_ms)
 
     def _spoke(self, text: SpokenText, new: str, start_ms: float, end_ms: float) -> Iterator[Event]:
-        delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begun)
-        text.begun = True
+        delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begin())
         yield _transcript_delta("output", delta)
 
     # the clock
@@ -598,14 +602,14 @@ class LiveDialect(Dialect):
         try:
             frames = int(self._line_ms / FRAME_MS + 0.01)
             self._clock = self._loop.call_at(self._origin + (frames + 1) * FRAME_MS / 1000, self._tick)
-            self.player.tick(frames * FRAME_MS, blocked=self.blocked())
+            self.player.tick(frames * FRAME_MS, blocked=self._blocked())
             self._count_time()
         except Exception as error:
             self._session.end(unexpected(error, where="the clock of a Live session"))
 
     def _count_time(self) -> None:
         now = self._loop.time()
-        if not self.listening():  # it is the server that does not read
+        if not self._listening():  # it is the server that does not read
             self._heard_at = now
         # A tick before the limit of the key, at which the session would end with an error.
         if now - self._heard_at >= SILENT_SEC or now + FRAME_MS / 1000 >= self._ends_at:

@@ -89,20 +89,27 @@ class LiveConnection(RealtimeConnection):
     ``store: true`` is kept in the store, and others can begin with it.
     """
 
+    _store: SessionStore | None = None
+    _key: ApiKey | None = None
+
     def __init__(self, connection: SoleLink, session: Session, dialect: LiveDialect, *, rounds: PeerRounds) -> None:
         super().__init__(connection, session, dialect, rounds=rounds)
         self._live = dialect
-        dialect.blocked = lambda: connection.paused
-        dialect.listening = lambda: connection.is_reading
+        dialect.carry(blocked=self._blocks_output, listening=lambda: connection.is_reading, keep=self._begin_record)
+
+    def _blocks_output(self) -> bool:
+        """Return whether the client takes no sound now."""
+        return self._connection.paused
 
     def keep_in(self, store: SessionStore | None, key: ApiKey | None) -> None:
         """Keep the session in the store, if there is one, once it has started and if its client wants that."""
-        if store is not None:
-            self._live.keep = partial(self._begin_record, store, key)
+        self._store, self._key = store, key
 
-    def _begin_record(self, store: SessionStore, key: ApiKey | None) -> str:
-        token = new_token() if key is None else ""
-        self.keep(begin_record(store, self._session, LIVE_KIND, key, self._live.kept, token), {})
+    def _begin_record(self) -> str:
+        if self._store is None:
+            return ""
+        token = new_token() if self._key is None else ""
+        self.keep(begin_record(self._store, self._session, LIVE_KIND, self._key, self._live.kept, token), {})
         self._send_settled(())
         return token
 

@@ -67,6 +67,10 @@ class _Answer:
         self.ended = False
 
 
+#: The name of a fixture among the answers in the player, which is never cut.
+FIXTURE: Final = "fixture"
+
+
 class LivePlayer:
     """Sends the sound of answers in real time, and exact silence between them. Has no clock: times are arguments.
 
@@ -93,8 +97,6 @@ class LivePlayer:
         self._answers: deque[_Answer] = deque()
         #: What was sent and not passed yet.
         self._ahead: deque[_Piece] = deque()
-        #: The id of an answer that is never cut.
-        self.kept: str | None = None
         #: Up to where on the line something was sent.
         self.sent_ms = 0.0
         #: Of the answer that was cut last, up to where it was sent: what is sent again before that is left out.
@@ -137,19 +139,17 @@ class LivePlayer:
                 self._ducker.settle()
 
     def cut(self) -> list[str]:
-        """Drop all sound that was not sent, but that of ``kept``.
+        """Drop all sound that was not sent, but that of a fixture.
 
         Returns the answers that had no more to come, of which some is dropped.
         """
-        ended = [answer.answer_id for answer in self._answers if answer.ended and answer.answer_id != self.kept]
-        if self._answers:
-            first = self._answers[0]
-            if first.answer_id != self.kept:
-                self._cut = (first.answer_id, first.sent_ms)
-            self._answers = deque(one for one in self._answers if one.answer_id == self.kept)
+        dropped = [answer for answer in self._answers if answer.answer_id != FIXTURE]
+        if dropped and dropped[0] is self._answers[0]:
+            self._cut = (dropped[0].answer_id, dropped[0].sent_ms)
+        self._answers = deque(one for one in self._answers if one.answer_id == FIXTURE)
         if self._ducker is not None:
             self._ducker.settle()
-        return ended
+        return [answer.answer_id for answer in dropped if answer.ended]
 
     def pump(self, now_ms: float) -> None:
         """Send sound, as far as it is there and may be sent at ``now_ms`` of the line."""
@@ -217,8 +217,6 @@ class LivePlayer:
 FIXTURE_FORMAT: Final = AudioFormat(sample_rate=24_000)
 MAX_FIXTURE_SEC: Final = 30
 MAX_FIXTURE_BYTES: Final = MAX_FIXTURE_SEC * FIXTURE_FORMAT.bytes_per_second
-#: The name of the sound among the answers in the player.
-FIXTURE: Final = "fixture"
 
 
 class LiveFixture:
@@ -250,7 +248,6 @@ class LiveFixture:
         self.playing, self._event_id = True, event_id
         dialect.conversation.cancel()
         player = dialect.player
-        player.kept = FIXTURE
         player.cut()
         player.say(FIXTURE, self._converted(audio), 0.0)
         player.finish(FIXTURE)
@@ -363,6 +360,7 @@ class SpokenText:
     """The text of one answer, told as far as its sound was heard: by words, or by the place in a clause."""
 
     def __init__(self) -> None:
+        #: Whether any of it was told.
         self.begun = False
         #: Text that was not told yet, except what ``_window`` has.
         self._pieces: deque[str] = deque()
@@ -375,6 +373,11 @@ class SpokenText:
         #: Up to where in the answer its sound was heard, and up to where its words were told, in milliseconds.
         self._heard_ms = 0.0
         self._told_ms = 0.0
+
+    def begin(self) -> bool:
+        """Note that some of it is told now. Return whether some was told before."""
+        begun, self.begun = self.begun, True
+        return begun
 
     def write(self, text: str) -> None:
         """Add text of the answer."""

@@ -43,7 +43,9 @@ class LiveCall(Call, LiveConnection):
         super().__init__(channel, session, dialect, metrics, refused=_REFUSED)
         self._permissions = DataChannel()
         self._check_kind = self._check_own
-        dialect.blocked = lambda: False  # the track goes on while the page leaves events unread
+
+    def _blocks_output(self) -> bool:
+        return False  # the track goes on while the page leaves events unread
 
     def start(self, fields: Mapping[str, Any]) -> None:
         """Start the session, with the object ``session`` of the offer. Raises what ``LiveDialect.start`` raises."""
