@@ -107,6 +107,12 @@ class _Piece:
     begin: int
     samples: Pcm16
 
+    def take(self, most: int) -> Pcm16:
+        """Remove and return the next samples, so many at most."""
+        taken, self.samples = self.samples[:most], self.samples[most:]
+        self.begin += len(taken)
+        return taken
+
 
 @dataclass(slots=True)
 class Loudspeaker:
@@ -134,16 +140,20 @@ class Loudspeaker:
         sound, place = np.zeros(TICK, np.int16), 0
         while self._waiting and place < TICK:
             piece = self._waiting[0]
-            count = min(len(piece.samples), TICK - place)
-            sound[place : place + count] = piece.samples[:count]
-            self.played.append(Stretch(self.ticks, piece.answer, piece.begin, piece.begin + count, self.ducked))
+            begin, taken = piece.begin, piece.take(TICK - place)
+            sound[place : place + len(taken)] = taken
+            self.played.append(Stretch(self.ticks, piece.answer, begin, piece.begin, self.ducked))
             self._playing = piece.answer
-            piece.begin, piece.samples, place = piece.begin + count, piece.samples[count:], place + count
+            place += len(taken)
             self._places[piece.answer] = piece.begin
             if not len(piece.samples):
                 self._waiting.popleft()
         self.ticks += 1
         return (sound * DUCKED).astype(np.int16) if self.ducked else sound
+
+    def duck(self, lowered: bool) -> None:
+        """Lower what is played from now on, or raise it to its full level."""
+        self.ducked = lowered
 
     def stop(self) -> None:
         """Drop the sound that was received and not yet played."""
