@@ -24,8 +24,6 @@ from websockets.exceptions import ConnectionClosed
 from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples, pcm16_from_samples
 from omni_ws.caller.script import PIECE_MS, PIECE_SEC, Target
 from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, Loudspeaker, TickResampler, mixed, room_noise
-from omni_ws.caller.sounds import RATE as SPEAKER_RATE
-from omni_ws.caller.sounds import TICK as SPEAKER_TICK
 from omni_ws.caller.wires import Wire
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine, without_secrets
 
@@ -430,7 +428,3 @@ class LiveCaller:
         if (dropped := self.speaker.next_answer) is not None:
             self.silenced.append((self.now, dropped))
         self.speaker.stop()
-
-
-#: Ticks of the loudspeaker and of the microphone are equally long.
-assert SPEAKER_TICK * MIC_RATE == MIC_TICK * SPEAKER_RATE
