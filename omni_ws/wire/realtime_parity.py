@@ -1,7 +1,7 @@
 """The verdicts on OpenAI's Realtime API: what becomes of every name in it here.
 
-``realtime_parity.toml`` has the table; docs/realtime-parity.md is generated from it. A test compares it with the types
-of the ``openai`` package.
+``realtime_parity.toml`` has the table; docs/realtime-parity.md is generated from it. A test compares it with the
+types of the ``openai`` package.
 """
 
 from __future__ import annotations

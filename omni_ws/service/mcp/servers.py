@@ -1,7 +1,7 @@
 """ToolServers: the MCP servers of one session, what the model is offered of them, and the calls that it makes.
 
-**Tools.** The client's ``tools`` are split: functions stay in the configuration, and entries of MCP servers come here.
-A task lists the tools of each server; then they are in the configuration as functions, under names that no other tool
+**Tools.** The client's ``tools`` are split: functions stay in the configuration, entries of MCP servers come here. A
+task lists the tools of each server; then they are in the configuration as functions, under names that no other tool
 has. So a request that opens before that does not have them.
 
 **Calls.** When an answer has ended with calls of such functions, a task makes each call that needs no approval. The
