@@ -37,7 +37,7 @@ from omni_ws.wire.session_config import SessionConfig
 Event: TypeAlias = dict[str, Any]
 
 
-class Dialect(ABC):
+class SessionDialect(ABC):
     """Translates the events of the client of one session to its conversation, and back. Has no socket.
 
     ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.

@@ -58,7 +58,7 @@ from omni_ws.transport.realtime.delegation import (
     Delegations,
     ResponsesDelegations,
 )
-from omni_ws.transport.realtime.items import Dialect, Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.transport.realtime.kept import KeptLive, as_text
 from omni_ws.transport.realtime.live_output import (
     FRAME_MS,
@@ -122,8 +122,8 @@ def session_of(given: str) -> str:
     return given.replace("live_", "sess_", 1)
 
 
-class LiveDialect(Dialect):
-    """The Dialect of OpenAI's Live API. It sends nothing before ``session.start``."""
+class LiveDialect(SessionDialect):
+    """The SessionDialect of OpenAI's Live API. It sends nothing before ``session.start``."""
 
     def __init__(
         self,

@@ -39,10 +39,10 @@ from omni_ws.transport.realtime.effects import Effects, abilities_of, naming
 from omni_ws.transport.realtime.items import (
     AfterAudio,
     ConversationItems,
-    Dialect,
     Dictation,
     Event,
     RealtimeResponse,
+    SessionDialect,
     Turn,
     as_input,
     as_new,
@@ -91,8 +91,8 @@ BACKCHANNEL: Final = "input_audio_buffer.backchannel"
 MAX_DEFERRED: Final = 4
 
 
-class RealtimeDialect(Dialect):
-    """The Dialect of OpenAI's Realtime API."""
+class RealtimeDialect(SessionDialect):
+    """The SessionDialect of OpenAI's Realtime API."""
 
     may_be_vllm = True
     #: The turn that is being spoken.

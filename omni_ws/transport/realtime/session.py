@@ -50,7 +50,7 @@ from omni_ws.transport.native.connection import SoleConnection, SoleLink, Stream
 from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.effects import abilities_of
-from omni_ws.transport.realtime.items import Dialect, Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,
     SESSION,
@@ -245,7 +245,7 @@ class RealtimeConnection(SoleConnection):
         self,
         connection: SoleLink,
         session: Session,
-        dialect: Dialect,
+        dialect: SessionDialect,
         *,
         rounds: PeerRounds,
     ) -> None:

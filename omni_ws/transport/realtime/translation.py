@@ -15,7 +15,7 @@ from omni_ws.errors import InvalidValue, OmniError, UnknownType, UnsupportedPara
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.items import Dialect, Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import read
 from omni_ws.wire.realtime_session import (
@@ -62,8 +62,8 @@ def translation_settings(session: TranslationFields, factory: SessionFactory) ->
     )
 
 
-class TranslationDialect(Dialect):
-    """The Dialect of a session that interprets.
+class TranslationDialect(SessionDialect):
+    """The SessionDialect of a session that interprets.
 
     Turn detection cuts the speech into utterances. Each is a request of its own, without a history, that the LLM
     translates and a voice of the target language speaks. Requests wait for one another, and speech interrupts none.

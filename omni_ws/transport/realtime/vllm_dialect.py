@@ -10,7 +10,7 @@ from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, 
 from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.realtime.items import Dialect, Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.wire.realtime_events import read
 
 _VLLM_CONFIGURATION: Final = {
@@ -40,8 +40,8 @@ def created_fields(session_id: str) -> dict[str, Any]:
     return {"id": session_id, "created": int(time.time())}
 
 
-class VllmDialect(Dialect):
-    """The Dialect of clients of vLLM's ``/v1/realtime``, which are sent ``session.created`` by a RealtimeDialect.
+class VllmDialect(SessionDialect):
+    """The SessionDialect of clients of vLLM's ``/v1/realtime``, which are sent ``session.created`` by a RealtimeDialect.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
