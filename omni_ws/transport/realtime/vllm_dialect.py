@@ -41,7 +41,7 @@ def created_fields(session_id: str) -> dict[str, Any]:
 
 
 class VllmDialect(SessionDialect):
-    """The SessionDialect of clients of vLLM's ``/v1/realtime``, which are sent ``session.created`` by a RealtimeDialect.
+    """The SessionDialect of clients of vLLM's ``/v1/realtime``. A RealtimeDialect has sent them ``session.created``.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
