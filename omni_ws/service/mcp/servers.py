@@ -14,7 +14,7 @@ saved session. A session that another server goes on with has no MCP servers unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -65,6 +65,10 @@ class ToolServer:
     @property
     def label(self) -> str:
         return self.settings.server_label
+
+    def list_by(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let ``work`` list its tools."""
+        self.listing = asyncio.create_task(work, name=f"tools of {self.label}")
 
     def became(self, state: ListingState, *, tools: Sequence[McpTool] = (), failure: McpFailure | None = None) -> None:
         """Note how the listing ended."""
@@ -234,7 +238,7 @@ class ToolServers:
         self._remember(change.names)
         for server in self._servers.values():
             if server.listing is None:
-                server.listing = asyncio.create_task(self._list(server), name=f"tools of {server.label}")
+                server.list_by(self._list(server))
 
     def _named(
         self,

@@ -197,7 +197,7 @@ class LiveDialect(SessionDialect):
             self._send(events)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        shown = error_fields(error, event_id=None)
+        shown = error_fields(error)
         code = "invalid_model" if shown["code"] == "model_not_found" else shown["code"]
         fields = {"type": shown["type"], "code": code, "message": shown["message"]}
         for name, value in (("param", shown["param"]), ("client_event_id", event_id)):

@@ -64,7 +64,19 @@ class _Answer:
         self.audio = bytearray()
         #: Up to where in the answer its sound was sent.
         self.sent_ms = sent_ms
+        #: Whether no more sound follows.
         self.ended = False
+
+    def end(self) -> None:
+        """Note that no more sound follows."""
+        self.ended = True
+
+    def take(self, most: int, bytes_per_ms: int) -> bytes:
+        """Remove and return the next sound, which is sent now."""
+        taken = bytes(self.audio[:most])
+        del self.audio[: len(taken)]
+        self.sent_ms += len(taken) / bytes_per_ms
+        return taken
 
 
 #: The name of a fixture among the answers in the player, which is never cut.
@@ -111,7 +123,7 @@ class LivePlayer:
         """Queue sound of an answer, which begins at ``start_ms`` of it, after all earlier sound."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
-                self._answers[-1].ended = True
+                self._answers[-1].end()
             sent_ms = self._cut[1] if self._cut[0] == answer_id else 0.0
             self._answers.append(_Answer(answer_id, max(sent_ms, start_ms or 0.0)))
         answer = self._answers[-1]
@@ -119,12 +131,13 @@ class LivePlayer:
         if start_ms is not None and start_ms < expected_ms - 1:  # it was sent before the answer was held
             skipped = int((expected_ms - start_ms) * self._bytes_per_ms)
             audio = audio[skipped - skipped % self._sample :]
-        answer.audio += audio
+        answer.audio.extend(audio)
 
     def finish(self, answer_id: str) -> None:
         """Note that no more sound of an answer follows."""
         for answer in self._answers:
-            answer.ended = answer.ended or answer.answer_id == answer_id
+            if answer.answer_id == answer_id:
+                answer.end()
 
     def has(self, answer_id: str) -> bool:
         """Whether any sound of the answer waits, or was sent and is not passed."""
@@ -167,14 +180,12 @@ class LivePlayer:
             self._send_sound(answer, frame, now_ms)
 
     def _send_sound(self, answer: _Answer, most: int, now_ms: float) -> None:
-        audio = bytes(answer.audio[:most])
-        del answer.audio[: len(audio)]
+        position_ms, audio = answer.sent_ms, answer.take(most, self._bytes_per_ms)
         if not self._silence and self.sent_ms < now_ms:
             self.sent_ms = now_ms
         lasts_ms = len(audio) / self._bytes_per_ms
         begin_ms, self.sent_ms = self.sent_ms, self.sent_ms + lasts_ms
-        self._ahead.append(_Piece(begin_ms, lasts_ms, answer.answer_id, answer.sent_ms))
-        answer.sent_ms += lasts_ms
+        self._ahead.append(_Piece(begin_ms, lasts_ms, answer.answer_id, position_ms))
         self._play(audio if self._ducker is None else self._ducker.apply(audio), begin_ms, self.sent_ms)
 
     def tick(self, now_ms: float, *, blocked: bool = False) -> None:
