@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.audio.pcm import PCM16_SCALE, Samples, pcm16_from_samples
+from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples, pcm16_from_samples
 from omni_ws.caller.script import PIECE_MS, PIECE_SEC, Target
 from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, Loudspeaker, TickResampler, mixed, room_noise
-from omni_ws.caller.sounds import RATE as SPEAKER_RATE
-from omni_ws.caller.sounds import TICK as SPEAKER_TICK
 from omni_ws.caller.wires import Wire
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine, without_secrets
 
@@ -73,6 +71,11 @@ class Recorded:
         #: pcm16: what was said at 16 kHz, and what was played at 24 kHz.
         self.said, self.played = bytearray(), bytearray()
         self.lines: list[RecordedLine] = []
+
+    def hear(self, said: Pcm16, played: Pcm16) -> None:
+        """Add the sound of a tick."""
+        self.said += said.tobytes()
+        self.played += played.tobytes()
 
     def clear(self) -> None:
         self.said, self.played, self.lines = bytearray(), bytearray(), []
@@ -232,7 +235,7 @@ class LiveCaller:
     async def cancel(self) -> None:
         """Press stop."""
         self.speaker.stop()
-        self.speaker.ducked = False
+        self.speaker.duck(False)
         if self.wire.reports or self.reader.running is not None:
             await self._send([self.wire.cancel])
 
@@ -263,8 +266,7 @@ class LiveCaller:
             played = self.speaker.tick()
             piece = self._microphone(played)
             if self._recorded is not None:
-                self._recorded.said += pcm16_from_samples(piece).tobytes()
-                self._recorded.played += played.tobytes()
+                self._recorded.hear(pcm16_from_samples(piece), played)
             await self._send(self.wire.audio(self._number, self.wire.sound.encode(piece)), chunks=1)
             if self.wire.reports and self.now % _REPORT_TICKS == 0:
                 await self._report()
@@ -386,12 +388,10 @@ class LiveCaller:
             case "text":
                 self.texts[fields["name"]] = self.texts.get(fields["name"], "") + fields["text"]
                 return
-            case "uncertain":
-                self.speaker.ducked = True
-            case "dismissed":
-                self.speaker.ducked = False
+            case "uncertain" | "dismissed":
+                self.speaker.duck(kind == "uncertain")
             case "started" | "confirmed" if self.wire.is_interruptible:
-                self.speaker.ducked = False
+                self.speaker.duck(False)
                 self._silence()
                 if (place := self.speaker.position) is not None:
                     await self._send(self.wire.cut(*place))
@@ -428,7 +428,3 @@ class LiveCaller:
         if (dropped := self.speaker.next_answer) is not None:
             self.silenced.append((self.now, dropped))
         self.speaker.stop()
-
-
-#: Ticks of the loudspeaker and of the microphone are equally long.
-assert SPEAKER_TICK * MIC_RATE == MIC_TICK * SPEAKER_RATE

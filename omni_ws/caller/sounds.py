@@ -84,8 +84,8 @@ class MicrophoneFormat:
         return encode_mu_law(pcm16) if self.is_mu_law else pcm16.tobytes()
 
 
-RATE: Final = 24_000
-TICK: Final = RATE * PIECE_MS // 1000
+SPEAKER_RATE: Final = 24_000
+SPEAKER_TICK: Final = SPEAKER_RATE * PIECE_MS // 1000
 #: PROTOCOL, "Uncertain onsets": the sound is lowered by 15 dB.
 DUCKED: Final = 10 ** (-15 / 20)
 
@@ -107,6 +107,12 @@ class _Piece:
     begin: int
     samples: Pcm16
 
+    def take(self, most: int) -> Pcm16:
+        """Remove and return the next samples, so many at most."""
+        taken, self.samples = self.samples[:most], self.samples[most:]
+        self.begin += len(taken)
+        return taken
+
 
 @dataclass(slots=True)
 class Loudspeaker:
@@ -124,26 +130,30 @@ class Loudspeaker:
         """Queue received sound. ``start_ms`` is its place in the answer; None: behind the sound received before."""
         last = next((piece for piece in reversed(self._waiting) if piece.answer == answer), None)
         follows = self._places.get(answer, 0) if last is None else last.begin + len(last.samples)
-        begin = follows if start_ms is None else round(start_ms * RATE / 1000)
+        begin = follows if start_ms is None else round(start_ms * SPEAKER_RATE / 1000)
         # The server rounds places to whole milliseconds.
-        begin = follows if abs(begin - follows) <= RATE // 1000 else begin
+        begin = follows if abs(begin - follows) <= SPEAKER_RATE // 1000 else begin
         self._waiting.append(_Piece(answer, begin, samples))
 
     def tick(self) -> Pcm16:
         """Play on for 20 ms, and return that sound."""
-        sound, place = np.zeros(TICK, np.int16), 0
-        while self._waiting and place < TICK:
+        sound, place = np.zeros(SPEAKER_TICK, np.int16), 0
+        while self._waiting and place < SPEAKER_TICK:
             piece = self._waiting[0]
-            count = min(len(piece.samples), TICK - place)
-            sound[place : place + count] = piece.samples[:count]
-            self.played.append(Stretch(self.ticks, piece.answer, piece.begin, piece.begin + count, self.ducked))
+            begin, taken = piece.begin, piece.take(SPEAKER_TICK - place)
+            sound[place : place + len(taken)] = taken
+            self.played.append(Stretch(self.ticks, piece.answer, begin, piece.begin, self.ducked))
             self._playing = piece.answer
-            piece.begin, piece.samples, place = piece.begin + count, piece.samples[count:], place + count
+            place += len(taken)
             self._places[piece.answer] = piece.begin
             if not len(piece.samples):
                 self._waiting.popleft()
         self.ticks += 1
         return (sound * DUCKED).astype(np.int16) if self.ducked else sound
+
+    def duck(self, lowered: bool) -> None:
+        """Lower what is played from now on, or raise it to its full level."""
+        self.ducked = lowered
 
     def stop(self) -> None:
         """Drop the sound that was received and not yet played."""
@@ -159,7 +169,7 @@ class Loudspeaker:
 
     def place(self, answer: str) -> float:
         """Up to where an answer was played, in milliseconds."""
-        return self._places.get(answer, 0) * 1000 / RATE
+        return self._places.get(answer, 0) * 1000 / SPEAKER_RATE
 
     @property
     def next_answer(self) -> str | None:
@@ -169,7 +179,7 @@ class Loudspeaker:
     @property
     def position(self) -> tuple[str, float] | None:
         """The answer that plays or played last, and up to where, in milliseconds."""
-        return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / RATE)
+        return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / SPEAKER_RATE)
 
     # What it recorded
 
@@ -190,7 +200,7 @@ class Loudspeaker:
         """How much of these answers, or of any, was played in [begin, end)."""
         wanted = None if answers is None else set(answers)
         return sum(
-            (one.end - one.begin) * 1000 / RATE
+            (one.end - one.begin) * 1000 / SPEAKER_RATE
             for one in self._since(begin)
             if one.tick < end and (wanted is None or one.answer in wanted)
         )
@@ -207,7 +217,7 @@ class Loudspeaker:
                 lost += max(0, one.begin - place)
                 repeated += max(0, min(place, one.end) - one.begin)
                 place = max(place, one.end)
-        return lost * 1000 / RATE, repeated * 1000 / RATE
+        return lost * 1000 / SPEAKER_RATE, repeated * 1000 / SPEAKER_RATE
 
     def _since(self, tick: int) -> list[Stretch]:
         return self.played[bisect_left(self.played, tick, key=lambda stretch: stretch.tick) :]

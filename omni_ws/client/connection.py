@@ -167,7 +167,7 @@ async def _connected(endpoint: Endpoint, query: str, handshake_timeout: float) -
     for left, route in enumerate(ways, 1 - len(ways)):
         parts = urlsplit(route.url)
         url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, query]))))
-        routes.current = route
+        routes.tries(route)
         try:
             share = endpoint.open_timeout / len(ways) if left else endpoint.open_timeout
             async with asyncio.timeout(min(share, handshake_timeout)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,12 @@ class PendingTruncation:
     def fail(self, error: Exception) -> None:
         if not self.reply.done():
             self.reply.set_exception(error)
+
+
+def _fail_all(waiting: Iterable[asyncio.Future[Any]], error: Exception) -> None:
+    for reply in waiting:
+        if not reply.done():
+            reply.set_exception(error)
 
 
 class IncomingFrames:
@@ -178,23 +184,16 @@ class IncomingFrames:
     def fail(self, error: Exception) -> None:
         """Fail every waiting call with this error: the session is over."""
         self.fail_pings(error)
-        for pending in self._truncations:
-            pending.fail(error)
+        truncations = (pending.reply for pending in self._truncations)
+        _fail_all([*truncations, *self._configurations, *self._histories], error)
         self._truncations.clear()
-        waiting: list[asyncio.Future[Any]] = [*self._configurations, *self._histories]
         self._configurations.clear()
         self._histories.clear()
-        for reply in waiting:
-            if not reply.done():
-                reply.set_exception(error)
 
     def fail_pings(self, error: Exception) -> None:
         """Fail the waiting pings with this error: their connection is gone."""
-        waiting = [*self._pings.values()]
+        _fail_all(self._pings.values(), error)
         self._pings.clear()
-        for pong in waiting:
-            if not pong.done():
-                pong.set_exception(error)
 
     def resumed(self) -> None:
         """Prepare for a resumed connection, on which the server repeats the frames that followed the last output."""
@@ -223,8 +222,9 @@ class IncomingFrames:
 
     def _event(self, frame: ServerFrame | None) -> Event | None:
         match frame:
-            case server_frames.OutputChunkFrame():
-                return self._chunk(frame)
+            case server_frames.OutputChunkFrame(sequence_id=number):
+                self.last_output_sequence_id = max(self.last_output_sequence_id, number)
+                return self._output(output_event(frame))
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(
@@ -273,10 +273,6 @@ class IncomingFrames:
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
                     pong.set_result(None)
-
-    def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
-        self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
-        return self._output(output_event(frame))
 
     def _started(self, frame: server_frames.ResponseStartedFrame) -> Event | None:
         self._answering = frame.request_id

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.file_heads import sniff_image
@@ -180,7 +180,7 @@ class OutgoingInput:
         request = self.receiving
         self.last_ref = None
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
-            numbered = replace(chunk, sequence_id=self.next_sequence_id)
+            numbered = structs.replace(chunk, sequence_id=self.next_sequence_id)
             self._count(len(chunk.payload))
             return numbered
         if chunk.tool_call_id is not None and chunk.tool_call_id in self.late_calls:
@@ -194,7 +194,7 @@ class OutgoingInput:
         if request.orphaned:
             return None
         says = request.last_sequence_id < 0 or chunk.end_of_input
-        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref if says else None)
+        numbered = structs.replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref if says else None)
         self._place(request, numbered)
         return numbered
 
@@ -202,7 +202,7 @@ class OutgoingInput:
         """Number the result of an async tool: it is a request of its own, whatever input is open."""
         request = self._open(chunk, output_audio, input_open=False)
         self.last_ref = request.ref
-        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref)
+        numbered = structs.replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref)
         self._place(request, numbered)
         return numbered
 
@@ -246,7 +246,7 @@ class OutgoingInput:
         if request.kept:
             # A fresh session learns of the end from the last chunk.
             last = max(request.kept)
-            request.kept[last] = replace(request.kept[last], end_of_input=True)
+            request.kept[last] = structs.replace(request.kept[last], end_of_input=True)
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
@@ -423,7 +423,7 @@ class OutgoingInput:
                         self._known.add(self.next_sequence_id)
                     says = request.live_chunks == 0 or piece.end_of_input
                     number, ref = self.next_sequence_id, request.ref if says else None
-                    numbered = replace(piece, sequence_id=number, ref=ref)
+                    numbered = structs.replace(piece, sequence_id=number, ref=ref)
                     self._place(request, numbered)
                     chunks.append(numbered)
         return chunks, over
@@ -432,7 +432,7 @@ class OutgoingInput:
 # Pieces of chunks
 
 #: Each piece is acknowledged: however slow a connection is, it is alive if it carries one piece in time.
-PIECE_BYTES: Final = 64 << 10
+PIECE_BYTES = 64 << 10
 
 
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
@@ -448,7 +448,7 @@ def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
     for start in range(0, len(payload), size):
         is_last = start + size >= len(payload)
         piece = payload[start : start + size]
-        yield replace(chunk, payload=piece, end_of_input=chunk.end_of_input and is_last)
+        yield structs.replace(chunk, payload=piece, end_of_input=chunk.end_of_input and is_last)
 
 
 def _is_stream(chunk: InputChunk) -> bool:

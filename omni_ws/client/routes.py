@@ -80,6 +80,10 @@ class Routes:
         places = {route: place for place, route in enumerate(self._failed, 1)}
         return sorted(found, key=lambda route: (places.get(route, 0), route != self.current))
 
+    def tries(self, route: Route) -> None:
+        """Make a route the current one."""
+        self.current = route
+
     def works(self) -> None:
         """Record that there is a connection by the current route."""
         if self.current is not None:

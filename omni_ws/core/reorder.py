@@ -639,5 +639,10 @@ class JitterBuffer:
         self._count(PacketOutcome.LOST, lost)
         return self._take(now, lost)
 
+    def take_counts(self) -> dict[PacketOutcome, int]:
+        """Return the number of packets by outcome, and count anew."""
+        counts, self.counts = self.counts, {}
+        return counts
+
     def _count(self, outcome: PacketOutcome, packets: int = 1) -> None:
         self.counts[outcome] = self.counts.get(outcome, 0) + packets

@@ -18,8 +18,8 @@ from omni_ws.caller.answers import TimedAnswer
 from omni_ws.caller.live_caller import LiveCaller, Recorded
 from omni_ws.caller.script import PIECE_MS
 from omni_ws.caller.sounds import MIC_RATE
-from omni_ws.caller.sounds import RATE as PLAYED_RATE
-from omni_ws.caller.sounds import TICK as PLAYED_TICK
+from omni_ws.caller.sounds import SPEAKER_RATE as PLAYED_RATE
+from omni_ws.caller.sounds import SPEAKER_TICK as PLAYED_TICK
 from omni_ws.caller.word_errors import spoken_words, word_errors
 from omni_ws.core.chunks import StartTrigger
 from omni_ws.scenarios.form import (

@@ -30,7 +30,7 @@ from omni_ws.audio.pcm import SampleLayout, pcm16_from_samples, resampled, sampl
 from omni_ws.caller.live_caller import Echo, LiveCaller, Recorded, SettingsRefused
 from omni_ws.caller.script import Target, above_zero, count
 from omni_ws.caller.sounds import MIC_RATE, room_noise
-from omni_ws.caller.sounds import RATE as PLAYED_RATE
+from omni_ws.caller.sounds import SPEAKER_RATE as PLAYED_RATE
 from omni_ws.caller.wires import Wire
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFailed

@@ -53,7 +53,7 @@ def read_history_items(items: Any) -> GivenItems:
     try:
         return GivenItems(Messages(items, input_follows=True), summary)
     except InvalidRequest as error:
-        error.param = placed(error.param)
+        error.about(param=placed(error.param))
         raise
 
 

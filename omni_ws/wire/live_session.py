@@ -332,11 +332,15 @@ def read_update(fields: Mapping[str, Any]) -> LiveUpdate:
     """Parse and check the object ``session`` of a ``session.update``. Raises as ``read_start`` does."""
     for name in fields:
         if name in _FIXED:
-            param = f"session.{name}"
-            raise RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
+            raise immutable(f"session.{name}")
     update = strict(fields, LiveUpdate, "session")
     _check_delegation(update)
     return update
+
+
+def immutable(param: str) -> RealtimeRefusal:
+    """Return the error for a field that no ``session.update`` changes."""
+    return RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
 
 
 def _check_delegation(session: LiveUpdate) -> None:

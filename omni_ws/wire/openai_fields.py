@@ -158,11 +158,11 @@ def configuration_patch(
     return ConfigurationPatch(patch, fields_of, frozenset(body), input_field)
 
 
-def object_field(body: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:
-    """Return the object under ``name``, or an empty one. Raises InvalidValue for others, naming their path."""
+def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object under ``name``, or an empty one. Raises InvalidValue for others."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidValue(f"{place}{name} must be an object", param=f"{place}{name}")
+        raise InvalidValue(f"{name} must be an object", param=name)
     return value or {}
 
 

@@ -6,7 +6,7 @@ An event is one JSON object in a message; ``type`` is its kind. The structs have
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -213,6 +213,17 @@ class Item:
         """The words of a message: its texts, and the transcripts of its audio."""
         return " ".join(filter(None, (part.get("text") or part.get("transcript") for part in self.content)))
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the model has said it, or made the call."""
+        return self.role == "assistant" or self.kind == "function_call"
+
+    def begin_again(self) -> None:
+        """Become an item of another session, in which it belongs to no request, and nothing completes it."""
+        self.request_id = None
+        if self.status == "in_progress":
+            self.status = "incomplete"
+
     def asked(self, request_id: str) -> list[InputChunk]:
         """Assign the item to the request that answers it. Return the item's input, which it no longer keeps."""
         self.request_id = request_id
@@ -296,6 +307,15 @@ def _add_part(item: Item, part: PartFields, where: str) -> None:
     else:
         kind = str(part.type)[:64]
         raise InvalidValue(f"{where}.type {kind!r} does not fit the role {item.role}", param=f"{where}.type")
+
+
+def items_in(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a client's event has in place of items, of any type, each with its path."""
+    yield "item", event.get("item")
+    response = event.get("response")
+    given = response.get("input") if isinstance(response, Mapping) else None
+    if isinstance(given, list):
+        yield from ((f"response.input[{index}]", one) for index, one in enumerate(given))
 
 
 # Events of the server

@@ -1,7 +1,7 @@
 """The verdicts on OpenAI's Realtime API: what becomes of every name in it here.
 
-``realtime_parity.toml`` has the table; docs/realtime-parity.md is generated from it. A test compares it with the types
-of the ``openai`` package.
+``realtime_parity.toml`` has the table; docs/realtime-parity.md is generated from it. A test compares it with the
+types of the ``openai`` package.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-Kind: TypeAlias = Literal["acts", "not_in_effect", "refused"]
 #: The section of names that are not OpenAI's. They are written whole.
 EXTENSION: Final = "extension"
 _BRACES: Final = re.compile(r"^(?P<begin>.*)\{(?P<ends>[^{}]+)\}$")
@@ -120,9 +119,3 @@ def _words(verdict: ParityVerdict) -> str:
     if verdict.not_in_effect:
         return f"not in effect | {verdict.not_in_effect}"
     return f"refused | {verdict.refused}"
-
-
-def check_table(table: dict[str, Any]) -> list[str]:
-    """Return what is wrong with rows of the table: those that do not have exactly one verdict."""
-    kinds = ("acts", "not_in_effect", "refused")
-    return [name for name, one in table.items() if sum(bool(getattr(one, kind)) for kind in kinds) != 1]

@@ -18,7 +18,7 @@ from benchmarks.manners.turns import say_sentence
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
 from omni_ws.caller.script import Target
-from omni_ws.caller.sounds import RATE, TICK, Loudspeaker
+from omni_ws.caller.sounds import SPEAKER_RATE, SPEAKER_TICK, Loudspeaker
 from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
@@ -27,7 +27,7 @@ from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOut
 SAID = Stimulus("said", samples_from_bytes(loud(416), SampleLayout.S16), 0, 416)
 STORY = [
     TextOutput("Once upon a time there was a lighthouse, and its keeper never slept."),
-    *(AudioOutput(np.full(RATE // 10, 0.1, np.float32), RATE) for _ in range(80)),
+    *(AudioOutput(np.full(SPEAKER_RATE // 10, 0.1, np.float32), SPEAKER_RATE) for _ in range(80)),
     Finished(FinishReason.STOP, Usage()),
 ]
 
@@ -38,11 +38,11 @@ def samples(count: int) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
 
 def test_a_loudspeaker_keeps_what_it_played_and_what_was_missing() -> None:
     speaker = Loudspeaker()
-    speaker.put("a", samples(2 * TICK), 0)
+    speaker.put("a", samples(2 * SPEAKER_TICK), 0)
     for _ in range(5):
         speaker.tick()
-    speaker.put("a", samples(TICK), 40)
-    assert speaker.tick().tolist() == samples(TICK).tolist()
+    speaker.put("a", samples(SPEAKER_TICK), 40)
+    assert speaker.tick().tolist() == samples(SPEAKER_TICK).tolist()
     assert speaker.sounding(0, 7) == [True, True, False, False, False, True, False]
     assert (speaker.longest_gap_ms(0, 6), speaker.heard_ms(0, 6), speaker.heard_ms(0, 6, ["b"])) == (60, 60, 0)
     assert speaker.lost_and_repeated_ms("a") == (0, 0)
@@ -52,14 +52,14 @@ def test_a_loudspeaker_keeps_what_it_played_and_what_was_missing() -> None:
 def test_a_loudspeaker_tells_what_was_skipped_and_what_came_twice() -> None:
     speaker = Loudspeaker()
     for start_ms in (0, 40, 20):
-        speaker.put("a", samples(TICK), start_ms)
+        speaker.put("a", samples(SPEAKER_TICK), start_ms)
         speaker.tick()
     assert speaker.lost_and_repeated_ms("a") == (20, 20)
 
 
 def test_a_lowered_loudspeaker_plays_on_and_a_stopped_one_does_not() -> None:
     speaker = Loudspeaker()
-    speaker.put("a", samples(3 * TICK), 0)
+    speaker.put("a", samples(3 * SPEAKER_TICK), 0)
     speaker.ducked = True
     assert speaker.tick().max() == 177  # 1000 less 15 dB
     speaker.ducked = False
@@ -162,9 +162,9 @@ async def test_a_turn_that_ends_in_a_pause_is_a_cut() -> None:
 async def test_an_echo_comes_as_loud_and_as_late_as_it_is_told() -> None:
     async with bench(HearingEngine(STORY)) as found:
         talker = LiveCaller(found.target, wire("native"), echo=Echo(-20.0, 100))
-        played = np.concatenate([np.full(TICK, 20_000, np.int16), np.zeros(9 * TICK, np.int16)])
+        played = np.concatenate([np.full(SPEAKER_TICK, 20_000, np.int16), np.zeros(9 * SPEAKER_TICK, np.int16)])
         heard = np.concatenate(
-            [talker._heard_again(played[n : n + TICK], Echo(-20.0, 100)) for n in range(0, 10 * TICK, TICK)]
+            [talker._heard_again(tick, Echo(-20.0, 100)) for tick in played.reshape(10, SPEAKER_TICK)]
         )
     assert np.abs(heard[: 95 * 16]).max() < 0.01
     assert 0.05 < np.abs(heard[100 * 16 : 120 * 16]).max() < 0.12

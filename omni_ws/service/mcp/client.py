@@ -26,6 +26,7 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedParameter
 from omni_ws.installing import install_command
 from omni_ws.wire.mcp_servers import McpServer
+from omni_ws.wire.openai_fields import MAX_TOOLS
 
 if TYPE_CHECKING:
     import httpx2
@@ -124,8 +125,7 @@ MAX_RESULT_BYTES: Final = 256 * 1024
 _STREAM_INTERVAL_SEC: Final = 1.0
 #: How long a POST is open after its call was given up, so that the call is never told that of the POST.
 _LATE_SEC: Final = 0.5
-#: Tools that are taken from one server, and pages of them.
-MAX_TOOLS: Final = 128
+#: Pages of the tools of one server.
 _MAX_PAGES: Final = 16
 
 
@@ -161,15 +161,12 @@ class McpFailure(Exception):
 
 
 class McpReach:
-    """What this server may reach of MCP servers, and how long it waits for them.
+    """What this server may reach of MCP servers, and how long it waits for them."""
 
-    ``tls`` is the context of https connections; None for the system's.
-    """
-
-    def __init__(self, config: RealtimeConfig, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, config: RealtimeConfig) -> None:
         self.timeout_sec = config.mcp_timeout_sec
         self._domains = MediaDomains(config.mcp_servers)
-        self._tls = tls
+        self._tls: ssl.SSLContext | None = None
 
     def check(self, server: McpServer, place: str = "tools") -> None:
         """Raise UnsupportedParameter if a server may not be reached, and InvalidValue for a malformed URL."""
@@ -277,14 +274,14 @@ class McpLink:
         from mcp import MCPError
 
         try:
-            async with asyncio.timeout(self._reach.timeout_sec):
+            async with asyncio.timeout(self.timeout_sec):
                 return await work()
         except McpFailure:
             raise
         except TimeoutError:
             if self._ready is not None and not self._ready.done():
                 self.close()
-            message = f"the server did not answer within {self._reach.timeout_sec:g} s"
+            message = f"the server did not answer within {self.timeout_sec:g} s"
             raise McpFailure("protocol_error", message) from None
         except MCPError as error:
             self._raise_status()
@@ -326,7 +323,7 @@ class McpLink:
                         return client  # which the transport enters and closes
 
                     streams = await stack.enter_async_context(
-                        sse_client(url, httpx_client_factory=made, timeout=self._reach.timeout_sec)
+                        sse_client(url, httpx_client_factory=made, timeout=self.timeout_sec)
                     )
                 else:
                     await stack.enter_async_context(client)
@@ -352,7 +349,7 @@ class McpLink:
         parts = urlsplit(self._server.server_url or "")
         host = parts.hostname or ""
         address = await self._reach.address(host, parts.port or DEFAULT_PORTS[parts.scheme])
-        timeout = self._reach.timeout_sec
+        timeout = self.timeout_sec
         return httpx2.AsyncClient(
             headers={**self._server.request_headers, "Accept-Encoding": "identity"},
             # Streams of events may be silent; each call has a time limit of its own.

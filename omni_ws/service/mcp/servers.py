@@ -1,7 +1,7 @@
 """ToolServers: the MCP servers of one session, what the model is offered of them, and the calls that it makes.
 
-**Tools.** The client's ``tools`` are split: functions stay in the configuration, and entries of MCP servers come here.
-A task lists the tools of each server; then they are in the configuration as functions, under names that no other tool
+**Tools.** The client's ``tools`` are split: functions stay in the configuration, entries of MCP servers come here. A
+task lists the tools of each server; then they are in the configuration as functions, under names that no other tool
 has. So a request that opens before that does not have them.
 
 **Calls.** When an answer has ended with calls of such functions, a task makes each call that needs no approval. The
@@ -14,7 +14,7 @@ saved session. A session that another server goes on with has no MCP servers unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -66,6 +66,10 @@ class ToolServer:
     def label(self) -> str:
         return self.settings.server_label
 
+    def list_by(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let ``work`` list its tools."""
+        self.listing = asyncio.create_task(work, name=f"tools of {self.label}")
+
     def became(self, state: ListingState, *, tools: Sequence[McpTool] = (), failure: McpFailure | None = None) -> None:
         """Note how the listing ended."""
         self.state, self.tools, self.failure = state, list(tools), failure
@@ -114,6 +118,11 @@ class McpCall:
         """Note how it ended."""
         self.output, self.failure = output, failure
 
+    def drop(self) -> None:
+        """End it without a result, as nobody wants one any more."""
+        self.dropped = True
+        self.ended(None, McpFailure("tool_execution_error", "the call was cancelled"))
+
 
 class CallKeeper(Protocol):
     """Whoever tells the client of MCP servers and calls, and gives results to the model."""
@@ -144,14 +153,14 @@ class ToolChange:
 class ToolServers:
     """The MCP servers of one session.
 
-    ``approvals`` says whether the client can approve calls; if not, ``require_approval`` has to be "never".
+    ``apply`` applies tools to the configuration of the session. It raises an InvalidRequest, or EngineOverloaded.
     """
 
-    def __init__(self, reach: McpReach, *, apply: Callable[[list[Any]], object], approvals: bool = False) -> None:
+    def __init__(self, reach: McpReach, *, apply: Callable[[list[Any]], object]) -> None:
         self._reach = reach
-        self.approvals = approvals
-        self.keeper: CallKeeper | None = None
-        #: Applies tools to the configuration of the session. Raises an InvalidRequest, or EngineOverloaded.
+        self._keeper: CallKeeper | None = None
+        #: Whether the client can approve calls; if not, ``require_approval`` has to be "never".
+        self._approvals = False
         self._apply = apply
         self._servers: dict[str, ToolServer] = {}
         self._functions: list[Any] = []
@@ -167,6 +176,10 @@ class ToolServers:
 
     def __bool__(self) -> bool:
         return bool(self._servers)
+
+    def keep_with(self, keeper: CallKeeper, *, approvals: bool = False) -> None:
+        """Tell ``keeper`` of servers and calls from now on; with ``approvals`` its client can approve calls."""
+        self._keeper, self._approvals = keeper, approvals
 
     # tools
 
@@ -194,7 +207,7 @@ class ToolServers:
             else:
                 kept.append(known)
                 wanted[server.server_label] = _completed(server, known.settings)
-            if not self.approvals and server.require_approval != "never":
+            if not self._approvals and server.require_approval != "never":
                 raise UnsupportedParameter(
                     "calls cannot be approved here: require_approval has to be never", param=f"{place}.require_approval"
                 )
@@ -225,7 +238,7 @@ class ToolServers:
         self._remember(change.names)
         for server in self._servers.values():
             if server.listing is None:
-                server.listing = asyncio.create_task(self._list(server), name=f"tools of {server.label}")
+                server.list_by(self._list(server))
 
     def _named(
         self,
@@ -273,8 +286,8 @@ class ToolServers:
         self._remember(names)
 
     def _tell_listing(self, server: ToolServer) -> None:
-        if self.keeper is not None and not self._closed and self._servers.get(server.label) is server:
-            self.keeper.listing(server)
+        if self._keeper is not None and not self._closed and self._servers.get(server.label) is server:
+            self._keeper.listing(server)
 
     async def listed(self) -> None:
         """Wait until the tools of all servers are known. Raises InvalidValue if those of one are not."""
@@ -371,8 +384,8 @@ class ToolServers:
             refusal = failure
             if self._calls_in_turn > MAX_CALLS:
                 refusal = McpFailure("tool_execution_error", TOO_MANY)
-            if self.keeper is not None and failure is None:
-                self.keeper.begun(call)
+            if self._keeper is not None and failure is None:
+                self._keeper.begun(call)
             work = self._call(call, refusal)
             self._tasks[call.call_id] = asyncio.create_task(work, name=f"call of {call.label}")
 
@@ -394,12 +407,12 @@ class ToolServers:
     def _ended(self, call: McpCall) -> None:
         self._tasks.pop(call.call_id, None)
         calls = self._open.get(call.request_id, [])
-        if self.keeper is None or self._closed or call not in calls:
+        if self._keeper is None or self._closed or call not in calls:
             return
-        self.keeper.one_over(call)
+        self._keeper.one_over(call)
         if all(one.output is not None or one.failure is not None for one in calls):
             del self._open[call.request_id]
-            self.keeper.over(call.request_id, [one for one in calls if not one.dropped])
+            self._keeper.over(call.request_id, [one for one in calls if not one.dropped])
 
     def working(self, request_id: str) -> bool:
         """Return whether calls of an answer are being made."""
@@ -418,13 +431,12 @@ class ToolServers:
             if task is None or call is None:
                 continue
             task.cancel()
-            call.dropped = True
-            call.ended(None, McpFailure("tool_execution_error", "the call was cancelled"))
+            call.drop()
             self._ended(call)
 
     def close(self) -> None:
         """End all connections and calls. Idempotent."""
-        self._closed, self.keeper = True, None
+        self._closed, self._keeper = True, None
         for task in self._tasks.values():
             task.cancel()
         for server in self._servers.values():

@@ -231,7 +231,7 @@ class SessionFactory:
         """Let the client name MCP servers, if the operator lists any; not where ``readers`` poll the answer."""
         if self._mcp_reach is not None and not readers:
             mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
-            mcp.keeper = ServerResults(conversation)
+            mcp.keep_with(ServerResults(conversation))
             conversation.configuration.mcp = mcp
 
     def _engine_changed(self) -> None:

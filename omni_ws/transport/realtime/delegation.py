@@ -30,7 +30,7 @@ from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import Chat
 from omni_ws.transport.realtime.items import Event, as_input
-from omni_ws.wire.live_session import ClientDelegation, Delegation, ResponsesConfig, ResponsesDelegation
+from omni_ws.wire.live_session import ClientDelegation, Delegation, ResponsesConfig, ResponsesDelegation, immutable
 from omni_ws.wire.openai_fields import check_tools, object_field
 from omni_ws.wire.realtime_events import Item, RealtimeRefusal, read_item
 from omni_ws.wire.realtime_session import tool_choice, tools
@@ -117,8 +117,7 @@ class ClientDelegations:
 
     def update(self, given: Delegation) -> None:
         if not isinstance(given, ClientDelegation):
-            param = "session.delegation.type"
-            raise RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
+            raise immutable("session.delegation.type")
         if given.acknowledgement_delay_ms is not None:
             self.shown = given
 
@@ -162,6 +161,10 @@ class _Response:
     #: The calls that wait for their outputs, by id, and the outputs that the client has sent.
     calls: dict[str, Item | None] = field(default_factory=dict)
     _events: int = 0
+
+    def wait_for(self, call_ids: Iterable[str]) -> None:
+        """Note the calls that it has ended with."""
+        self.calls = dict.fromkeys(call_ids)
 
     @property
     def ready(self) -> bool:
@@ -252,8 +255,7 @@ class ResponsesDelegations:
     def update(self, given: Delegation) -> None:
         """Apply the ``delegation`` of a ``session.update``: what it leaves out stays."""
         if not isinstance(given, ResponsesDelegation):
-            param = "session.delegation.type"
-            raise RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
+            raise immutable("session.delegation.type")
         changes = {} if given.responses is None else _set_fields(given.responses)
         settings = structs.replace(self._settings, **changes)
         self._check(settings)
@@ -408,7 +410,7 @@ class ResponsesDelegations:
         if not calls:
             self._tell(text.strip() or NOTHING, response)
             return
-        response.calls = dict.fromkeys(call.id for call in calls)
+        response.wait_for(call.id for call in calls)
         self._waiting[response.response_id] = response
         keep_newest(self._waiting, MAX_WAITING)
 

@@ -20,7 +20,7 @@ from omni_ws.errors import InvalidRequest
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.realtime.items import Event
-from omni_ws.wire.realtime_events import RealtimeRefusal
+from omni_ws.wire.realtime_events import RealtimeRefusal, items_in
 from omni_ws.wire.realtime_parity import verdict_of, with_fields
 from omni_ws.wire.realtime_session import (
     WITHOUT_TURNS,
@@ -116,7 +116,8 @@ class Effects:
         self._conversation.answer_with(self._options(session))
         wanted, tokens, stride = session.truncation, self._max_tokens, STRIDE
         if isinstance(wanted, RetentionRatio):
-            tokens, stride = min(tokens, _limit(wanted) or tokens), 1 - wanted.retention_ratio
+            limit = None if wanted.token_limits is None else wanted.token_limits.post_instructions
+            tokens, stride = min(tokens, limit or tokens), 1 - wanted.retention_ratio
         elif wanted == "disabled":
             stride = 0
         self._conversation.ledger.history.keep_within(tokens, stride=stride)
@@ -174,14 +175,10 @@ class Effects:
         kind = event["type"].removeprefix("transcription_")
         yield from _walk(own, f"client.{kind}", "", frozenset())
         for place in ("session", "response"):
-            if isinstance(given := event.get(place), Mapping):
-                lacking = self._lacking(current_names(given), place)
-                yield from _walk(current_names(given), place, place, lacking)
-        response = event.get("response")
-        items = [("item", event.get("item"))]
-        if isinstance(response, Mapping) and isinstance(response.get("input"), list):
-            items += [(f"response.input[{index}]", one) for index, one in enumerate(response["input"])]
-        for path, item in items:
+            if isinstance(sent := event.get(place), Mapping):
+                given = current_names(sent)
+                yield from _walk(given, place, place, self._lacking(given, place))
+        for path, item in items_in(event):
             if isinstance(item, Mapping):
                 yield from _walk(item, f"item.{item.get('type')}", path, _lacking_of_item(item), without=("type",))
 
@@ -194,6 +191,7 @@ class Effects:
         detection, transcription = _inner(heard, "turn_detection"), _inner(heard, "transcription")
         language, voice = transcription.get("language"), spoken.get("voice")
         voice = voice.get("id") if isinstance(voice, Mapping) else voice
+        limit = _inner(_inner(given, "truncation"), "token_limits").get("post_instructions")
         found = {
             "model": given.get("model") != config.model,
             "parallel_tool_calls": not able.tools,
@@ -216,14 +214,10 @@ class Effects:
             "audio.input.turn_detection.eagerness": detection.get("type") != "semantic_vad",
             "audio.output.voice": place == "session" and voice != config.voice,
             "audio.output.speed": spoken.get("speed") != config.speed,
-            "truncation.token_limits.post_instructions": self._limit_asked(given) > self._max_tokens,
+            "truncation.token_limits.post_instructions": isinstance(limit, int) and limit > self._max_tokens,
         }
         names = {name for name, is_lacking in found.items() if is_lacking} | set(self._decided)
         return frozenset(f"{place}.{name}" for name in names)
-
-    def _limit_asked(self, given: Mapping[str, Any]) -> float:
-        asked = _inner(_inner(given, "truncation"), "token_limits").get("post_instructions")
-        return asked if isinstance(asked, int) else 0
 
 
 def _lacking_of_item(item: Mapping[str, Any]) -> frozenset[str]:
@@ -263,7 +257,3 @@ def _walk(
 def _inner(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     inner = fields.get(name)
     return inner if isinstance(inner, Mapping) else {}
-
-
-def _limit(wanted: RetentionRatio) -> int | None:
-    return None if wanted.token_limits is None else wanted.token_limits.post_instructions

@@ -1,8 +1,9 @@
-"""The parts of a Realtime conversation: items, spoken turns, dictation, and responses."""
+"""What the dialects of Realtime have in common, and the parts of a conversation: items, turns, responses."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,61 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_event, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
 #: A server event, without its id.
 Event: TypeAlias = dict[str, Any]
+
+
+class SessionDialect(ABC):
+    """Translates the events of the client of one session to its conversation, and back. Has no socket.
+
+    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
+    """
+
+    #: Whether the client's first event may show that it speaks vLLM's dialect instead.
+    may_be_vllm = False
+    #: The error for which the session ends, once the client has been sent it.
+    _reported: OmniError | None = None
+
+    def __init__(self) -> None:
+        self._send: Callable[[Iterable[Event]], None] = lambda events: None
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Set the functions that reach the client. Returns the first events to send.
+
+        ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
+        the response that was cancelled by it; None if there was none.
+        """
+        self._send = send
+        return []
+
+    @abstractmethod
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
+        """Handle one event of the client, which arrived at the time ``now``."""
+
+    @abstractmethod
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """Render a message of the conversation as events; none for messages that the API does not have."""
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
+        return error_event(error, event_id=event_id)
+
+    def reported(self, error: OmniError) -> bool:
+        """Return whether the client has been sent this error."""
+        return self._reported is error
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is charged to the session. May be called repeatedly."""
+
 
 # Items.
 
@@ -100,7 +149,7 @@ class ConversationItems:
         if after is not None and last is not None and after != last:
             self._move(item, None if after == ROOT else after)
             return None if after == ROOT else after
-        if item.role == "assistant" or item.kind == "function_call":
+        if item.is_answer:
             self.seen()
         self._remember(item)
         return previous
@@ -112,7 +161,7 @@ class ConversationItems:
         if any(not one.chunks for one in items[index:]):
             item.take_chunks()
             self._charge(item)
-        elif item.role == "assistant" or item.kind == "function_call":
+        elif item.is_answer:
             for one in items[:index]:
                 one.take_chunks()
                 self._charge(one)
@@ -120,9 +169,8 @@ class ConversationItems:
         items.insert(index, item)
         self._items = {one.item_id: one for one in items}
         self._find_pending()
-        answer = following.role == "assistant" or following.kind == "function_call"
-        before = following.request_id or following.item_id
-        self._ledger.place(messages_of([item]), item_id=item.item_id, before=(before, answer))
+        before = (following.request_id or following.item_id, following.is_answer)
+        self._ledger.place(messages_of([item]), item_id=item.item_id, before=before)
         self._ledger.weigh()
 
     def pending(self) -> list[Item]:
@@ -206,14 +254,10 @@ class ConversationItems:
     def delete(self, item: Item) -> None:
         """Delete an item from the conversation and from the history."""
         answer = {"assistant"}
-        if item.extra and item.request_id is not None:
-            pass  # of MCP: the history keeps the call with its result
-        elif item.request_id is None:
+        if item.request_id is None:
             self._ledger.remove(item.item_id)
-        elif item.role == "assistant" or item.kind == "function_call":
-            self._ledger.remove(item.request_id, roles=answer)
-        else:
-            self._ledger.remove(item.request_id, roles=ALL_ROLES - answer)
+        elif not item.extra:  # of MCP the history keeps the call with its result
+            self._ledger.remove(item.request_id, roles=answer if item.is_answer else ALL_ROLES - answer)
         self._forget(item.item_id)
 
     def in_order(self) -> Iterable[Item]:
@@ -223,9 +267,7 @@ class ConversationItems:
     def go_on(self, items: Iterable[Item]) -> None:
         """Begin with the items of an earlier session, also in the history. Raises EngineOverloaded."""
         for item in items:
-            if item.status == "in_progress":
-                item.status = "incomplete"
-            item.request_id = None
+            item.begin_again()
             self._items[item.item_id] = item
             self._charge(item)
             self._ledger.place(messages_of([item]), item_id=item.item_id)
@@ -432,8 +474,8 @@ class RealtimeResponse:
     """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
     The answer's message and its calls are items; ``server_call`` makes those of calls that the server makes, by the
-    call's id and its name. ``add`` puts each of them into the conversation, and returns
-    the id of the item before it; it is None for a response beside the conversation.
+    ids of the request and the call, and its name. ``add`` puts each of them into the conversation, and returns the id
+    of the item before it; it is None for a response beside the conversation.
     """
 
     def __init__(
@@ -444,8 +486,8 @@ class RealtimeResponse:
         conversation_id: str,
         account: ByteBudget,
         add: Callable[[Item], str | None] | None,
-        metadata: Mapping[str, str] | None = None,
-        server_call: Callable[[str, str], Item | None] = lambda call_id, name: None,
+        metadata: Mapping[str, str] | None,
+        server_call: Callable[[str, str, str], Item | None],
     ) -> None:
         self.response_id = response_id_of(request_id)
         self.request_id = request_id
@@ -518,10 +560,14 @@ class RealtimeResponse:
         output = self._calls.get(fragment.index)
         if output is None:
             call_id, name = fragment.id or new_id("call_"), fragment.name or ""
-            item = self._server_call(call_id, name) or Item(
-                item_id=new_id("item_"), kind="function_call", status="in_progress", call_id=call_id, name=name
+            item = self._server_call(self.request_id, call_id, name) or Item(
+                item_id=new_id("item_"),
+                kind="function_call",
+                status="in_progress",
+                call_id=call_id,
+                name=name,
+                request_id=self.request_id,
             )
-            item.request_id = self.request_id
             output = self._calls[fragment.index] = self._open(item)
             yield from self._added(output)
         if fragment.arguments:
@@ -703,23 +749,20 @@ class AfterAudio:
         self._conversation = conversation
         self._handle = handle
         #: The type and the id of each event.
-        self.waiting = deque[tuple[str, str | None]]()
+        self._waiting = deque[tuple[str, str | None]]()
 
     def put(self, kind: str, event_id: str | None) -> None:
         """Take the next event. Raises what ``handle`` raises."""
-        self.waiting.append((kind, event_id))
-        self._wait()
-
-    def go_on(self) -> None:
-        """Handle the next event, as the audio before it was heard. Raises what ``handle`` raises."""
-        self._handle(*self.waiting.popleft())
-
-    def _wait(self) -> None:
+        self._waiting.append((kind, event_id))
         listener = self._conversation.listener
         if listener is not None and self._conversation.configuration.effective.turn_detection is not None:
             listener.mark()
         else:
             self.go_on()
+
+    def go_on(self) -> None:
+        """Handle the next event, as the audio before it was heard. Raises what ``handle`` raises."""
+        self._handle(*self._waiting.popleft())
 
 
 class Dictation:

@@ -58,7 +58,7 @@ from omni_ws.transport.realtime.delegation import (
     Delegations,
     ResponsesDelegations,
 )
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.transport.realtime.kept import KeptLive, as_text
 from omni_ws.transport.realtime.live_output import (
     FRAME_MS,
@@ -122,11 +122,8 @@ def session_of(given: str) -> str:
     return given.replace("live_", "sess_", 1)
 
 
-class LiveDialect:
-    """Handles the client events of one session, and renders the messages of its conversation as server events.
-
-    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
-    """
+class LiveDialect(SessionDialect):
+    """The SessionDialect of OpenAI's Live API. It sends nothing before ``session.start``."""
 
     def __init__(
         self,
@@ -139,6 +136,7 @@ class LiveDialect:
     ) -> None:
         """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
         of the tracks that carry the audio, if events do not. ``forked``: the session with which it begins."""
+        super().__init__()
         self.session_id = live_id(session.session_id)
         self.conversation = session.conversation
         self.factory = factory
@@ -146,13 +144,11 @@ class LiveDialect:
         self.start_fields: MediaStart | None = None
         #: Whether ``session.closed`` was sent: nothing follows it.
         self.closed = False
-        #: Whether the client takes no output, and whether its input is read. Set by what carries the events.
-        self.blocked: Callable[[], bool] = lambda: False
-        self.listening: Callable[[], bool] = lambda: True
-        #: Begins to keep the session in the store, as its client wants; returns a token to tell, or nothing.
-        self.keep: Callable[[], str] = lambda: ""
-        #: That token.
+        #: What ``keep`` of ``carry`` has returned.
         self.token = ""
+        self._blocked: Callable[[], bool] = lambda: False
+        self._listening: Callable[[], bool] = lambda: True
+        self._keep: Callable[[], str] = lambda: ""
         self.player: LivePlayer
         self._forked = forked
         self._kept: KeptLive | None = None
@@ -160,7 +156,6 @@ class LiveDialect:
         self._media = media
         self._audio = media or AudioFormat()
         self._fixture: LiveFixture
-        self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._loop = asyncio.get_running_loop()
         self._share = Share(self.conversation.account)
         self._delegations: Delegations
@@ -186,16 +181,15 @@ class LiveDialect:
         self._appended = 0
         #: The size of all appended instructions.
         self._rule_tokens = 0
-        self._reported: OmniError | None = None
 
     # what carries it
 
-    def connect(
-        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
-    ) -> list[Event]:
-        """Set the function that sends events to the client at once. Nothing is sent before ``session.start``."""
-        self._send = send
-        return []
+    def carry(self, *, blocked: Callable[[], bool], listening: Callable[[], bool], keep: Callable[[], str]) -> None:
+        """Set what is asked of the connection: whether the client takes no output, and whether its input is read.
+
+        ``keep`` begins to keep the session in the store, as its client wants; it returns a token to tell, or nothing.
+        """
+        self._blocked, self._listening, self._keep = blocked, listening, keep
 
     def send(self, events: Iterable[Event]) -> None:
         """Send events at once, unless the session is closed."""
@@ -203,18 +197,13 @@ class LiveDialect:
             self._send(events)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
-        shown = error_fields(error, event_id=None)
+        shown = error_fields(error)
         code = "invalid_model" if shown["code"] == "model_not_found" else shown["code"]
         fields = {"type": shown["type"], "code": code, "message": shown["message"]}
         for name, value in (("param", shown["param"]), ("client_event_id", event_id)):
             if value is not None:
                 fields[name] = value
         return {"type": "error", "error": fields}
-
-    def reported(self, error: OmniError) -> bool:
-        """Return whether the client has been sent this error."""
-        return self._reported is error
 
     def kept(self) -> KeptLive:
         """Return what a fork of the session begins with. It must have started."""
@@ -311,7 +300,7 @@ class LiveDialect:
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        self.token = self.keep() if start.store else ""
+        self.token = self._keep() if start.store else ""
         told = {"resume_token": self.token} if self.token else {}
         self.send([{**_answering(event, event_id), **told} for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
@@ -359,7 +348,6 @@ class LiveDialect:
     # events of the client
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``."""
         if self.closed:
             return
         kind, event_id = fields["type"], optional_id(fields.get("event_id"), "event_id")
@@ -479,7 +467,6 @@ class LiveDialect:
     # messages of the conversation
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the Live API does not have."""
         if self.closed or not self.started:
             if isinstance(message, OmniError) and message.request_id is None and not self.closed:
                 yield from self._fatal(message)
@@ -602,8 +589,7 @@ class LiveDialect:
             yield from self._spoke(text, rest, start_ms, self.now_ms)
 
     def _spoke(self, text: SpokenText, new: str, start_ms: float, end_ms: float) -> Iterator[Event]:
-        delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begun)
-        text.begun = True
+        delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begin())
         yield _transcript_delta("output", delta)
 
     # the clock
@@ -616,14 +602,14 @@ class LiveDialect:
         try:
             frames = int(self._line_ms / FRAME_MS + 0.01)
             self._clock = self._loop.call_at(self._origin + (frames + 1) * FRAME_MS / 1000, self._tick)
-            self.player.tick(frames * FRAME_MS, blocked=self.blocked())
+            self.player.tick(frames * FRAME_MS, blocked=self._blocked())
             self._count_time()
         except Exception as error:
             self._session.end(unexpected(error, where="the clock of a Live session"))
 
     def _count_time(self) -> None:
         now = self._loop.time()
-        if not self.listening():  # it is the server that does not read
+        if not self._listening():  # it is the server that does not read
             self._heard_at = now
         # A tick before the limit of the key, at which the session would end with an error.
         if now - self._heard_at >= SILENT_SEC or now + FRAME_MS / 1000 >= self._ends_at:

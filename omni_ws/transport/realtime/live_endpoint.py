@@ -48,7 +48,7 @@ class Live(SessionFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
         key = self._authenticator.authenticate(request)
-        serve = partial(self._serve, key, request.client)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, None))
         return stream_accepted(self._sessions, key, serve=serve, route=LIVE_PATH)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
@@ -59,29 +59,15 @@ class Live(SessionFrontEnd):
         key = self._authenticator.authenticate(request)
         check_kept(self._sessions.store, "fork")
         wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
-        serve = partial(self._serve, key, request.client, wanted=wanted)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, wanted))
         return stream_accepted(self._sessions, key, serve=serve, route=FORK_PATH)
 
-    async def _serve(
-        self,
-        key: ApiKey | None,
-        address: str,
-        connection: StreamConnection,
-        *,
-        wanted: tuple[str, str | None] | None = None,
-    ) -> None:
-        await serve_session(connection, address, partial(self._begin, key, address, connection, wanted))
-
     async def _begin(
-        self,
-        key: ApiKey | None,
-        address: str,
-        connection: StreamConnection,
-        wanted: tuple[str, str | None] | None = None,
+        self, key: ApiKey | None, address: str, wanted: tuple[str, str | None] | None, connection: StreamConnection
     ) -> LiveConnection:
         """Open a session, and attach it to ``connection``.
 
-        ``wanted`` is the id of the session with which it begins, and the token of its client. Raises what
+        ``wanted`` is the id of the session with which it begins, if any, and the token of its client. Raises what
         ``Sessions.admit`` and ``read_live`` raise.
         """
         forked = None if wanted is None else await read_live(self._sessions.store, wanted[0], key, wanted[1])
@@ -103,20 +89,27 @@ class LiveConnection(RealtimeConnection):
     ``store: true`` is kept in the store, and others can begin with it.
     """
 
+    _store: SessionStore | None = None
+    _key: ApiKey | None = None
+
     def __init__(self, connection: SoleLink, session: Session, dialect: LiveDialect, *, rounds: PeerRounds) -> None:
         super().__init__(connection, session, dialect, rounds=rounds)
         self._live = dialect
-        dialect.blocked = lambda: connection.paused
-        dialect.listening = lambda: connection.is_reading
+        dialect.carry(blocked=self._blocks_output, listening=lambda: connection.is_reading, keep=self._begin_record)
+
+    def _blocks_output(self) -> bool:
+        """Return whether the client takes no sound now."""
+        return self._connection.paused
 
     def keep_in(self, store: SessionStore | None, key: ApiKey | None) -> None:
         """Keep the session in the store, if there is one, once it has started and if its client wants that."""
-        if store is not None:
-            self._live.keep = partial(self._begin_record, store, key)
+        self._store, self._key = store, key
 
-    def _begin_record(self, store: SessionStore, key: ApiKey | None) -> str:
-        token = new_token() if key is None else ""
-        self.keep(begin_record(store, self._session, LIVE_KIND, key, self._live.kept, token), {})
+    def _begin_record(self) -> str:
+        if self._store is None:
+            return ""
+        token = new_token() if self._key is None else ""
+        self.keep(begin_record(self._store, self._session, LIVE_KIND, self._key, self._live.kept, token), {})
         self._send_settled(())
         return token
 

@@ -64,7 +64,23 @@ class _Answer:
         self.audio = bytearray()
         #: Up to where in the answer its sound was sent.
         self.sent_ms = sent_ms
+        #: Whether no more sound follows.
         self.ended = False
+
+    def end(self) -> None:
+        """Note that no more sound follows."""
+        self.ended = True
+
+    def take(self, most: int, bytes_per_ms: int) -> bytes:
+        """Remove and return the next sound, which is sent now."""
+        taken = bytes(self.audio[:most])
+        del self.audio[: len(taken)]
+        self.sent_ms += len(taken) / bytes_per_ms
+        return taken
+
+
+#: The name of a fixture among the answers in the player, which is never cut.
+FIXTURE: Final = "fixture"
 
 
 class LivePlayer:
@@ -93,8 +109,6 @@ class LivePlayer:
         self._answers: deque[_Answer] = deque()
         #: What was sent and not passed yet.
         self._ahead: deque[_Piece] = deque()
-        #: The id of an answer that is never cut.
-        self.kept: str | None = None
         #: Up to where on the line something was sent.
         self.sent_ms = 0.0
         #: Of the answer that was cut last, up to where it was sent: what is sent again before that is left out.
@@ -109,7 +123,7 @@ class LivePlayer:
         """Queue sound of an answer, which begins at ``start_ms`` of it, after all earlier sound."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
-                self._answers[-1].ended = True
+                self._answers[-1].end()
             sent_ms = self._cut[1] if self._cut[0] == answer_id else 0.0
             self._answers.append(_Answer(answer_id, max(sent_ms, start_ms or 0.0)))
         answer = self._answers[-1]
@@ -117,12 +131,13 @@ class LivePlayer:
         if start_ms is not None and start_ms < expected_ms - 1:  # it was sent before the answer was held
             skipped = int((expected_ms - start_ms) * self._bytes_per_ms)
             audio = audio[skipped - skipped % self._sample :]
-        answer.audio += audio
+        answer.audio.extend(audio)
 
     def finish(self, answer_id: str) -> None:
         """Note that no more sound of an answer follows."""
         for answer in self._answers:
-            answer.ended = answer.ended or answer.answer_id == answer_id
+            if answer.answer_id == answer_id:
+                answer.end()
 
     def has(self, answer_id: str) -> bool:
         """Whether any sound of the answer waits, or was sent and is not passed."""
@@ -137,19 +152,17 @@ class LivePlayer:
                 self._ducker.settle()
 
     def cut(self) -> list[str]:
-        """Drop all sound that was not sent, but that of ``kept``.
+        """Drop all sound that was not sent, but that of a fixture.
 
         Returns the answers that had no more to come, of which some is dropped.
         """
-        ended = [answer.answer_id for answer in self._answers if answer.ended and answer.answer_id != self.kept]
-        if self._answers:
-            first = self._answers[0]
-            if first.answer_id != self.kept:
-                self._cut = (first.answer_id, first.sent_ms)
-            self._answers = deque(one for one in self._answers if one.answer_id == self.kept)
+        dropped = [answer for answer in self._answers if answer.answer_id != FIXTURE]
+        if dropped and dropped[0] is self._answers[0]:
+            self._cut = (dropped[0].answer_id, dropped[0].sent_ms)
+        self._answers = deque(one for one in self._answers if one.answer_id == FIXTURE)
         if self._ducker is not None:
             self._ducker.settle()
-        return ended
+        return [answer.answer_id for answer in dropped if answer.ended]
 
     def pump(self, now_ms: float) -> None:
         """Send sound, as far as it is there and may be sent at ``now_ms`` of the line."""
@@ -167,14 +180,12 @@ class LivePlayer:
             self._send_sound(answer, frame, now_ms)
 
     def _send_sound(self, answer: _Answer, most: int, now_ms: float) -> None:
-        audio = bytes(answer.audio[:most])
-        del answer.audio[: len(audio)]
+        position_ms, audio = answer.sent_ms, answer.take(most, self._bytes_per_ms)
         if not self._silence and self.sent_ms < now_ms:
             self.sent_ms = now_ms
         lasts_ms = len(audio) / self._bytes_per_ms
         begin_ms, self.sent_ms = self.sent_ms, self.sent_ms + lasts_ms
-        self._ahead.append(_Piece(begin_ms, lasts_ms, answer.answer_id, answer.sent_ms))
-        answer.sent_ms += lasts_ms
+        self._ahead.append(_Piece(begin_ms, lasts_ms, answer.answer_id, position_ms))
         self._play(audio if self._ducker is None else self._ducker.apply(audio), begin_ms, self.sent_ms)
 
     def tick(self, now_ms: float, *, blocked: bool = False) -> None:
@@ -217,8 +228,6 @@ class LivePlayer:
 FIXTURE_FORMAT: Final = AudioFormat(sample_rate=24_000)
 MAX_FIXTURE_SEC: Final = 30
 MAX_FIXTURE_BYTES: Final = MAX_FIXTURE_SEC * FIXTURE_FORMAT.bytes_per_second
-#: The name of the sound among the answers in the player.
-FIXTURE: Final = "fixture"
 
 
 class LiveFixture:
@@ -250,7 +259,6 @@ class LiveFixture:
         self.playing, self._event_id = True, event_id
         dialect.conversation.cancel()
         player = dialect.player
-        player.kept = FIXTURE
         player.cut()
         player.say(FIXTURE, self._converted(audio), 0.0)
         player.finish(FIXTURE)
@@ -363,6 +371,7 @@ class SpokenText:
     """The text of one answer, told as far as its sound was heard: by words, or by the place in a clause."""
 
     def __init__(self) -> None:
+        #: Whether any of it was told.
         self.begun = False
         #: Text that was not told yet, except what ``_window`` has.
         self._pieces: deque[str] = deque()
@@ -375,6 +384,11 @@ class SpokenText:
         #: Up to where in the answer its sound was heard, and up to where its words were told, in milliseconds.
         self._heard_ms = 0.0
         self._told_ms = 0.0
+
+    def begin(self) -> bool:
+        """Note that some of it is told now. Return whether some was told before."""
+        begun, self.begun = self.begun, True
+        return begun
 
     def write(self, text: str) -> None:
         """Add text of the answer."""

@@ -69,7 +69,7 @@ class McpItems(CallKeeper):
         #: Results that no response has answered, by call id.
         self._unanswered: dict[str, Item] = {}
         if mcp is not None:
-            mcp.keeper, mcp.approvals = self, True
+            mcp.keep_with(self, approvals=True)
 
     # the session
 
@@ -121,7 +121,7 @@ class McpItems(CallKeeper):
 
     # calls
 
-    def item_of(self, call_id: str, name: str) -> Item | None:
+    def item_of(self, request_id: str, call_id: str, name: str) -> Item | None:
         """Return the item for a call of the model's: of an MCP tool, or of the approval that it needs; else None."""
         if self._mcp is None or (found := self._mcp.find(name)) is None:
             return None
@@ -131,6 +131,7 @@ class McpItems(CallKeeper):
             item_id=new_id("mcpr_" if asks else "mcp_"),
             kind="mcp_approval_request" if asks else "mcp_call",
             call_id=call_id,
+            request_id=request_id,
             extra={"server_label": server.label, "name": tool.name, "arguments": ""},
         )
         if not asks:

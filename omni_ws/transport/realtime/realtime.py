@@ -42,6 +42,7 @@ from omni_ws.transport.realtime.items import (
     Dictation,
     Event,
     RealtimeResponse,
+    SessionDialect,
     Turn,
     as_input,
     as_new,
@@ -59,7 +60,6 @@ from omni_ws.wire.realtime_events import (
     Item,
     Number,
     RealtimeRefusal,
-    error_event,
     error_fields,
     item_event,
     optional_id,
@@ -91,17 +91,14 @@ BACKCHANNEL: Final = "input_audio_buffer.backchannel"
 MAX_DEFERRED: Final = 4
 
 
-class RealtimeDialect:
-    """Handles the client events of one session, and renders the messages of its conversation as server events.
+class RealtimeDialect(SessionDialect):
+    """The SessionDialect of OpenAI's Realtime API."""
 
-    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
-    """
-
+    may_be_vllm = True
     #: The turn that is being spoken.
     _speaking: Turn | None = None
     #: Whether turn detection has committed a turn since the client's last commit.
     _just_committed = False
-    _reported: OmniError | None = None
 
     def __init__(
         self,
@@ -118,11 +115,12 @@ class RealtimeDialect:
         decides, whatever the client sets. ``kept`` is the conversation to go on with. Raises InvalidRequest
         and EngineOverloaded.
         """
+        super().__init__()
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
         account = conversation.account
         self._session_id, self._conversation_id = session.session_id, new_id("conv_")
-        self._recorded = session.recording is not None
+        self._is_recorded = session.recording is not None
         self._conversation = conversation
         self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)
@@ -150,7 +148,6 @@ class RealtimeDialect:
         #: The ``response.create`` events that wait for the transcript of a turn: the response, and the event's id.
         self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
         self._deferred_share = Share(account)
-        self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
         try:
@@ -183,25 +180,20 @@ class RealtimeDialect:
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Set the functions that reach the client. Returns the first events to send.
-
-        ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
-        the response that was cancelled by it; None if there was none.
-        """
-        self._send, self._output_cleared = send, output_cleared
+        super().connect(send, output_cleared)
+        self._output_cleared = output_cleared
         self._conversation.followed = self._engine_changed
         self._conversation.unasked.idled = self._idled
         return self.greeting()
 
     def greeting(self) -> list[Event]:
         """Return the events with which a client is told what the session is."""
-        created = {"session": self._session_object(), **created_fields(self._session_id)}
-        if self._recorded:
-            created["recorded"] = True
+        recorded = {"recorded": True} if self._is_recorded else {}
+        created = {"session": self._session_object(), **created_fields(self._session_id), **recorded}
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``, or let it wait for its images."""
+        """Handle one event of the client, or let it wait for its images."""
         if not self._images.holds(fields, now=now):
             self._handle(fields, now)
 
@@ -240,7 +232,6 @@ class RealtimeDialect:
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the Realtime API does not have."""
         match message:
             case OutputChunk():
                 yield from self._output(message)
@@ -270,14 +261,7 @@ class RealtimeDialect:
             case OmniError(request_id=str(request_id)):
                 self._errors[request_id] = message
 
-    error = staticmethod(error_event)
-
-    def reported(self, error: OmniError) -> bool:
-        """Return whether the client has been sent this error."""
-        return self._reported is error
-
     def close(self) -> None:
-        """Release all bytes that are charged to the session."""
         self._items.close()
         self._images.close()
         self._mcp.close()
@@ -753,12 +737,6 @@ class RealtimeDialect:
             if overflow := self._effects.overflow:
                 self._errors[request_id] = overflow
                 self._conversation.cancel(request_id)
-        response = self._open_response(request_id, config, metadata=metadata, in_conversation=in_conversation)
-        yield from response.begin()
-
-    def _open_response(
-        self, request_id: str, config: SessionConfig, *, metadata: Mapping[str, str] | None, in_conversation: bool
-    ) -> RealtimeResponse:
         response = self._responses[request_id] = RealtimeResponse(
             request_id,
             config,
@@ -766,9 +744,9 @@ class RealtimeDialect:
             add=self._items.add if in_conversation else None,
             metadata=metadata,
             account=self._conversation.account,
-            server_call=self._mcp.item_of if in_conversation else lambda call_id, name: None,
+            server_call=self._mcp.item_of if in_conversation else lambda request_id, call_id, name: None,
         )
-        return response
+        yield from response.begin()
 
     def _started(self, request_id: str) -> Iterator[Event]:
         if request_id in self._responses or (turn := self._turns.get(request_id)) is None:

@@ -50,7 +50,7 @@ from omni_ws.transport.native.connection import SoleConnection, SoleLink, Stream
 from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.native.session import record_message
 from omni_ws.transport.realtime.effects import abilities_of
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,
     SESSION,
@@ -61,10 +61,8 @@ from omni_ws.transport.realtime.kept import (
     new_token,
     take_realtime,
 )
-from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.sideband import Sideband
-from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event, read
@@ -116,7 +114,7 @@ def accepted(
 
 
 async def serve_session(
-    connection: StreamConnection, address: str, begin: Callable[[], Awaitable[RealtimeConnection]]
+    address: str, begin: Callable[[StreamConnection], Awaitable[RealtimeConnection]], connection: StreamConnection
 ) -> None:
     """Serve one connection of the client at ``address``, from the end of its handshake to its close.
 
@@ -126,7 +124,7 @@ async def serve_session(
         take_trace(connection.request.headers.get)
         take_place(address, connection.request.headers.get)
     try:
-        attachment = await begin()
+        attachment = await begin(connection)
     except OmniError as error:
         connection.ignore_messages()
         if connection.is_open:
@@ -156,13 +154,8 @@ class Realtime(SessionFrontEnd):
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
         wanted = (request.query.get(SESSION), request.query.get(TOKEN) or "")
-        serve = partial(self._serve, client, wanted)
+        serve = partial(serve_session, client.address, partial(self._begin, client, wanted))
         return accepted(request, self._sessions, client.key, serve=serve, route=REALTIME_PATH)
-
-    async def _serve(
-        self, client: RealtimeCaller, wanted: tuple[str | None, str], connection: StreamConnection
-    ) -> None:
-        await serve_session(connection, client.address, partial(self._begin, client, wanted, connection))
 
     async def _begin(
         self, client: RealtimeCaller, wanted: tuple[str | None, str], connection: StreamConnection
@@ -252,15 +245,15 @@ class RealtimeConnection(SoleConnection):
         self,
         connection: SoleLink,
         session: Session,
-        dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect,
+        dialect: SessionDialect,
         *,
         rounds: PeerRounds,
     ) -> None:
         super().__init__(connection, session, rounds=rounds)
         self._created = dialect.connect(self._send, self._output_cleared)
-        self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
+        self._dialect = dialect
         #: Whether the dialect is known: from the route, or from the client's first event.
-        self._dialect_known = not self._created or isinstance(dialect, TranslationDialect)
+        self._dialect_known = not dialect.may_be_vllm
         self._observed = session.conversation.observed
         #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
         self._check_kind: Callable[[str], None] | None = None

@@ -15,9 +15,9 @@ from omni_ws.errors import InvalidValue, OmniError, UnknownType, UnsupportedPara
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.wire.openai_fields import object_field
-from omni_ws.wire.realtime_events import error_event, read
+from omni_ws.wire.realtime_events import read
 from omni_ws.wire.realtime_session import (
     PCM_RATE,
     TranslationAbilities,
@@ -62,16 +62,16 @@ def translation_settings(session: TranslationFields, factory: SessionFactory) ->
     )
 
 
-class TranslationDialect:
-    """Handles the client events of one session that interprets, and renders the messages of its conversation.
+class TranslationDialect(SessionDialect):
+    """The SessionDialect of a session that interprets.
 
     Turn detection cuts the speech into utterances. Each is a request of its own, without a history, that the LLM
     translates and a voice of the target language speaks. Requests wait for one another, and speech interrupts none.
-    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
     """
 
     def __init__(self, session: Session, factory: SessionFactory, bound: TranslationFields, *, model: str) -> None:
         """``bound`` is the session object to begin with; ``model`` is the name that the client gave."""
+        super().__init__()
         check_translates(factory)
         self._owner = session
         self._conversation = session.conversation
@@ -79,7 +79,6 @@ class TranslationDialect:
         self._model = model
         self._session = bound
         self._settings_share = Share(self._conversation.account)
-        self._send: Callable[[Iterable[Event]], None] = lambda events: None
         #: Bytes of the audio so far.
         self._heard = 0
         #: The requests that have no final yet.
@@ -88,7 +87,6 @@ class TranslationDialect:
         self._closing = self._heard_all = False
         #: The request of which something was told last, for each kind of text.
         self._told: dict[OutputModality, str] = {}
-        self._reported: OmniError | None = None
         self._expires_at = int(time.time()) + MAX_SESSION_SEC
         self._configure(bound)
         self._expiry = asyncio.get_running_loop().call_later(MAX_SESSION_SEC, self._finish)
@@ -96,12 +94,10 @@ class TranslationDialect:
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Set the function that sends events at once. Returns the first event. See RealtimeDialect."""
-        self._send = send
+        super().connect(send, output_cleared)
         return [{"type": "session.created", "session": self._session_object()}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``."""
         match fields["type"]:
             case "session.input_audio_buffer.append":
                 self._append(read(fields.get("audio"), bytes, "audio"), now)
@@ -116,7 +112,6 @@ class TranslationDialect:
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the API does not have."""
         match message:
             case OutputChunk():
                 yield from self._output(message)
@@ -138,14 +133,7 @@ class TranslationDialect:
             case OmniError() | RequestWarning():  # of one utterance; those after it are translated
                 yield self.error(message.error if isinstance(message, RequestWarning) else message)
 
-    error = staticmethod(error_event)
-
-    def reported(self, error: OmniError) -> bool:
-        """Return whether the client has been sent this error."""
-        return self._reported is error
-
     def close(self) -> None:
-        """Release all bytes that are charged to the session."""
         self._expiry.cancel()
         self._settings_share.resize(0)
 

@@ -66,13 +66,8 @@ class Translations(SessionFrontEnd):
             model, bound = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
         model = request.query.get("model") or model
         self._sessions.any_model.check(model)
-        serve = partial(self._serve, key, request.client, bound, model)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, bound, model))
         return accepted(request, self._sessions, key, serve=serve, route=TRANSLATIONS_PATH)
-
-    async def _serve(
-        self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
-    ) -> None:
-        await serve_session(connection, address, partial(self._begin, key, address, bound, model, connection))
 
     async def _begin(
         self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection

@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from omni_ws.config.model import HttpConfig
@@ -18,6 +17,7 @@ from omni_ws.errors import InvalidRequest, InvalidValue, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.transport.http.media_fetch import MediaReader
 from omni_ws.wire.openai_fields import MediaUrl
+from omni_ws.wire.realtime_events import items_in
 
 #: The events that wait for an image that an event before them names; others overtake it.
 WAITING_KINDS: Final = frozenset(
@@ -119,10 +119,7 @@ def _data_url(image: InputChunk) -> str:
 
 def _named(event: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], MediaUrl]]:
     """Yield the parts of messages in ``event`` that name an image by URL, each with the URL."""
-    items = [("item", event.get("item"))]
-    with suppress(TypeError, KeyError):
-        items += [(f"response.input[{index}]", one) for index, one in enumerate(event["response"]["input"])]
-    for place, item in items:
+    for place, item in items_in(event):
         content = item.get("content") if isinstance(item, dict) else None
         for index, part in enumerate(content if isinstance(content, list) else ()):
             url = part.get("image_url") if isinstance(part, dict) and part.get("type") == "input_image" else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Event, SessionDialect
 from omni_ws.wire.realtime_events import read
 
 _VLLM_CONFIGURATION: Final = {
@@ -40,55 +40,45 @@ def created_fields(session_id: str) -> dict[str, Any]:
     return {"id": session_id, "created": int(time.time())}
 
 
-class VllmDialect:
-    """The counterpart of RealtimeDialect for clients of vLLM's ``/v1/realtime``: handles and renders their events.
+class VllmDialect(SessionDialect):
+    """The SessionDialect of clients of vLLM's ``/v1/realtime``. A RealtimeDialect has sent them ``session.created``.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
     """
 
     def __init__(self, conversation: Conversation) -> None:
-        self.send: Callable[[Iterable[Event]], None] = lambda events: None
+        super().__init__()
         self._conversation = conversation
         self._transcribes = False
         self._hears = False
         self._text: list[str] = []
-        self._reported: OmniError | None = None
 
-    def connect(
-        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
-    ) -> list[Event]:
-        """Set the function that sends events; return no event, as ``session.created`` was sent. See RealtimeDialect."""
-        self.send = send
-        return []
-
-    def receive(self, event: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``. Raises OmniError."""
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
         if not self._transcribes:  # an engine that cannot refuses each event
             self._conversation.configure(_VLLM_CONFIGURATION)
             self._transcribes = True
-        match event["type"]:
+        match fields["type"]:
             case "session.update":
-                self._conversation.configure({"model": read(event.get("model"), str, "model")})
+                self._conversation.configure({"model": read(fields.get("model"), str, "model")})
             case "input_audio_buffer.append":
-                chunk = InputChunk(Modality.AUDIO, read(event.get("audio"), bytes, "audio"))
+                chunk = InputChunk(Modality.AUDIO, read(fields.get("audio"), bytes, "audio"))
                 self._conversation.receive_chunk(chunk, now=now)
                 self._hears = True
             case "input_audio_buffer.commit":
-                if event.get("final") is True:
+                if fields.get("final") is True:
                     self._end_utterance(now)
             case unknown:
                 raise UnknownType(f"unknown event type {str(unknown)[:64]!r}", param="type")
 
     def _end_utterance(self, now: float) -> None:
         if not self._hears:
-            self.send([_transcription_done("", 0, 0)])
+            self._send([_transcription_done("", 0, 0)])
             return
         self._hears = False
         self._conversation.receive_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True), now=now)
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the dialect does not have."""
         match message:
             case OutputChunk(modality=OutputModality.TEXT, text=text):
                 self._text.append(text)
@@ -102,16 +92,12 @@ class VllmDialect:
                 yield self.error(message)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        """Return an error as an event of vLLM's, whose ``error`` is a text."""
+        """Return an error as an event of vLLM's, whose ``error`` is a text. It has no id."""
         code = "invalid_audio" if error.param == "audio" else _VLLM_CODES.get(error.code, error.code)
         return {"type": "error", "error": error.message, "code": code}
 
-    def reported(self, error: OmniError) -> bool:
-        """Return whether the client has been sent this error."""
-        return self._reported is error
-
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        pass  # it holds nothing that is charged
 
 
 def _transcription_done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:

@@ -108,7 +108,7 @@ class AudioSocketCall(PhoneCall):
     def __init__(self, link: AudioSocketLink, session: Session, *, thinking_sound: bool) -> None:
         super().__init__(link, session, rounds=NO_PINGS, thinking_sound=thinking_sound)
         self._link = link
-        self._playout = PacedPlayout(self._send, self._report, self.output_ready)
+        self._playout: PacedPlayout = PacedPlayout(self._send, self._report, self.output_ready)
 
     async def serve(self) -> None:
         """Serve the call to its end, and hang up."""
@@ -119,10 +119,6 @@ class AudioSocketCall(PhoneCall):
 
     def _close_code(self, error: OmniError) -> int:
         return CloseCode.NORMAL_CLOSURE  # a hang-up has none
-
-    @property
-    def _unplayed(self) -> bool:
-        return self._playout.unplayed
 
     # input
 

@@ -22,6 +22,7 @@ from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import PeerRounds
+from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.native.session import record_message
 from omni_ws.wire.server_frames import (
     ResponseStartedFrame,
@@ -192,6 +193,8 @@ class PhoneCall(SoleConnection):
     Before an orderly end the caller hears the answer to its end.
     """
 
+    _playout: Playout
+
     def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds, thinking_sound: bool) -> None:
         """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
         super().__init__(connection, session, rounds=rounds)
@@ -207,11 +210,6 @@ class PhoneCall(SoleConnection):
     @abstractmethod
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Receive one whole message; see FrameReceiver."""
-
-    @property
-    @abstractmethod
-    def _unplayed(self) -> bool:
-        """Whether the caller may still be hearing an answer."""
 
     @abstractmethod
     def _send(self, audio: bytes) -> bool:
@@ -283,7 +281,7 @@ class PhoneCall(SoleConnection):
         self._conversation.note_given()
         if key not in KEYS:
             return
-        if not self._keys and key != END and self._unplayed:
+        if not self._keys and key != END and self._playout.unplayed:
             self._silence()
         self._end_pause()
         if key != END:
@@ -326,7 +324,7 @@ class PhoneCall(SoleConnection):
 
     def _sound(self, audio: bytes) -> None:
         """Let the caller hear audio that belongs to no answer, if nothing else is to be heard."""
-        if self._connection.is_open and not self._connection.paused and not self._unplayed:
+        if self._connection.is_open and not self._connection.paused and not self._playout.unplayed:
             self._send(audio)
 
     def _take_message(self) -> ServerMessage | None:
@@ -347,7 +345,7 @@ class PhoneCall(SoleConnection):
     resume_output = SoleConnection.output_ready
 
     def _check_silent(self) -> None:
-        if not self._outbox and not self._unplayed:
+        if not self._outbox and not self._playout.unplayed:
             self._silent.set()
         elif self._connection.is_open:
             self._silent.clear()

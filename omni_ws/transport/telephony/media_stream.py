@@ -218,15 +218,11 @@ class StreamCall(PhoneCall):
     ) -> None:
         super().__init__(connection, session, rounds=rounds, thinking_sound=thinking_sound)
         self._stream_sid = stream_sid
-        self._playout = MarkedPlayout(stream_sid, self._report)
+        self._playout: MarkedPlayout = MarkedPlayout(stream_sid, self._report)
         self._last_chunk = -1
 
     def _close_code(self, error: OmniError) -> int:
         return close_code(error)
-
-    @property
-    def _unplayed(self) -> bool:
-        return self._playout.unplayed
 
     # input
 

@@ -718,7 +718,7 @@ class CallMicrophone:
             self._arm()
 
     def _pass_on(self, packets: Iterable[MediaPacket]) -> None:
-        counts, self._buffer.counts = self._buffer.counts, {}
+        counts = self._buffer.take_counts()
         for packet in packets:
             if packet.begins and self._expected is not None:
                 self._decoder, self._expected, self._lost = OpusPacketDecoder(), None, False

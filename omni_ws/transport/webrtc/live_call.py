@@ -21,7 +21,7 @@ from omni_ws.wire.live_session import DataChannel
 
 _BY_TRACK: Final = "the audio of a call comes by its track: events cannot append any"
 #: What a sideband may not send, and why.
-_REFUSED: Final = {
+_REFUSED_IN_LIVE: Final = {
     "session.input_audio.append": _BY_TRACK,
     "session.start": "the session has already started",
 }
@@ -40,10 +40,12 @@ class LiveCall(Call, LiveConnection):
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: LiveDialect, metrics: Metrics) -> None:
-        super().__init__(channel, session, dialect, metrics, refused=_REFUSED)
+        super().__init__(channel, session, dialect, metrics, refused=_REFUSED_IN_LIVE)
         self._permissions = DataChannel()
         self._check_kind = self._check_own
-        dialect.blocked = lambda: False  # the track goes on while the page leaves events unread
+
+    def _blocks_output(self) -> bool:
+        return False  # the track goes on while the page leaves events unread
 
     def start(self, fields: Mapping[str, Any]) -> None:
         """Start the session, with the object ``session`` of the offer. Raises what ``LiveDialect.start`` raises."""
@@ -80,8 +82,8 @@ class LiveCall(Call, LiveConnection):
 
     def _check_own(self, kind: str) -> None:
         """Raise InvalidValue for an event that the page may not send over the data channel."""
-        if kind in _REFUSED:
-            raise InvalidValue(_REFUSED[kind], param="type")
+        if kind in _REFUSED_IN_LIVE:
+            raise InvalidValue(_REFUSED_IN_LIVE[kind], param="type")
         if kind == _FIXTURE or not self._permissions.may_send(kind):
             raise InvalidValue(f"the data channel of this session may not send {kind[:64]}", param="type")
 

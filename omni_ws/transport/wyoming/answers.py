@@ -277,6 +277,14 @@ class SatelliteTurn(WyomingAnswer):
         self._words_told = False
         self._text = ""
 
+    def hear(self, ms: float) -> None:
+        """Note that so much sound was taken."""
+        self.heard_ms += ms
+
+    def stop_listening(self) -> None:
+        """Take no more sound."""
+        self.listening = False
+
     def speech_started(self, frame: SpeechStartedFrame) -> Iterator[bytes]:
         """Render the beginning of the speech."""
         self.request_id, self.turn_id = frame.request_id, frame.turn_id

@@ -300,7 +300,7 @@ class WyomingConnection(SoleConnection):
         """End the speech to write down, or that of a satellite, which is heard to its end first."""
         turn, listener = self._turn, self._conversation.listener
         if turn is not None and turn.listening:
-            turn.listening = False
+            turn.stop_listening()
             if turn.heard_ms and listener is not None:
                 listener.mark()
             else:
@@ -426,7 +426,7 @@ class WyomingConnection(SoleConnection):
             self._conversation.configure(self._turn_settings(turn.pipeline, rate))
             self._rate = rate
         self._take(InputChunk(Modality.AUDIO, sound))
-        turn.heard_ms += AudioFormat(sample_rate=rate).duration_ms(len(sound))
+        turn.hear(AudioFormat(sample_rate=rate).duration_ms(len(sound)))
         if turn.heard_ms > LISTEN_MS and turn.request_id is None:
             self._write(turn.finish())
             self._end_turn()
@@ -454,7 +454,7 @@ class WyomingConnection(SoleConnection):
         if turn is None or not turn.pipeline.restart_on_end:
             return
         self._turn = turn
-        turn.listening = False
+        turn.stop_listening()
         seconds = turn.sound.ms / 1000 + PLAYED_MARGIN_SEC if turn.sound.begun else 0.0
         self._again = self._loop.call_later(seconds, self._run_again)
 

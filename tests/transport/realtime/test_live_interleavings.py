@@ -364,7 +364,7 @@ async def play(server: LiveServer, engine: Told, seed: int) -> None:
     (live,) = [one for one in server.app.front_ends if isinstance(one, Live)]
     engine.story = story = Story(seed)
     link: Any = MemoryLink(story.take)
-    story.connection = await live._begin(None, "127.0.0.1", link)
+    story.connection = await live._begin(None, "127.0.0.1", None, link)
     running = asyncio.create_task(story.connection.run())
     await asyncio.sleep(0)
     story.origin = story.now()
