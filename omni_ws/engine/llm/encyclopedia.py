@@ -70,12 +70,12 @@ class Cited(str):
     """A sentence that is taken from an article."""
 
     __slots__ = ("article",)
-    article: Article
 
     def __new__(cls, sentence: str, article: Article) -> Cited:
-        cited = super().__new__(cls, sentence)
-        cited.article = article
-        return cited
+        return super().__new__(cls, sentence)
+
+    def __init__(self, sentence: str, article: Article) -> None:
+        self.article = article
 
 
 class Encyclopedia(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from omni_ws.engine.spoken import english_numbers
@@ -46,6 +46,7 @@ from omni_ws.engine.spoken.english_numbers import (
     short_year,
     year,
 )
+from omni_ws.engine.spoken.languages import table_of
 
 #: A number, with separators as in "1,234,567" or, in India, "12,34,567".
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
@@ -99,39 +100,42 @@ _DIGIT: Final = re.compile(r"\d")
 _MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
-def waits(token: str, before: str) -> bool:
-    """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
-    if token.isalpha():
-        if token in _WAITING_WORDS or _ROMAN.fullmatch(token):
+class EnglishRules:
+    """The rules of English; ``languages.LanguageRules`` are those of other languages."""
+
+    phrases: Mapping[str, str] = table_of("english")["phrases"]
+
+    def waits(self, token: str, before: str) -> bool:
+        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
+        if token.isalpha():
+            if token in _WAITING_WORDS or _ROMAN.fullmatch(token):
+                return True
+            return token in _WAITING_UNITS and before[-1:].isdigit()
+        if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
             return True
-        return token in _WAITING_UNITS and before[-1:].isdigit()
-    if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
-        return True
-    return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
+        return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
 
+    def is_read_as_written(self, word: str, before: str) -> bool:
+        """Whether ``word``, which follows ``before``, is certainly read as written. Quick: False means unknown."""
+        found = _ORDINARY.fullmatch(word)
+        if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
+            return False
+        if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
+            return False
+        if _ROMAN.fullmatch(found[1]):
+            return False
+        return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
-def is_read_as_written(word: str, before: str) -> bool:
-    """Whether ``word``, which follows ``before``, is certainly read as written. A quick test: False means unknown."""
-    found = _ORDINARY.fullmatch(word)
-    if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
-        return False
-    if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
-        return False
-    if _ROMAN.fullmatch(found[1]):
-        return False
-    return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
+    def in_words(self, text: str, before: str) -> str:
+        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
 
-
-def in_words(text: str, before: str) -> str:
-    """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
-
-    In the worst case the time is quadratic in the length, so the caller must limit the length.
-    """
-    if needed := _needed_before(text, before):
-        read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
-        if read.startswith(begins):
-            return read[len(begins) :]
-    return _read(text)
+        In the worst case the time is quadratic in the length, so the caller must limit the length.
+        """
+        if needed := _needed_before(text, before):
+            read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
+            if read.startswith(begins):
+                return read[len(begins) :]
+        return _read(text)
 
 
 def _read(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module, resources
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.threads import Work, run_work
@@ -57,22 +57,6 @@ _BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?=
 #: An address of a computer, or the number of a version.
 _DOTTED_PARTS: Final = re.compile(r"(?<![\d.,])\d+(?:\.\d+){2,}(?!\w)")
 _DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
-
-
-class SpokenRules(Protocol):
-    """What a language says about how its text is read; the module ``english`` is one."""
-
-    def waits(self, token: str, before: str) -> bool:
-        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
-        ...
-
-    def is_read_as_written(self, word: str, before: str) -> bool:
-        """Whether ``word`` is certainly read as written. A quick test: False means unknown."""
-        ...
-
-    def in_words(self, text: str, before: str) -> str:
-        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before."""
-        ...
 
 
 def has_rules(language: str) -> bool:
@@ -160,7 +144,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 class LanguageRules:
-    """The SpokenRules of one language: its table, and the package's engine for its numbers.
+    """The rules of one language but English: its table, and the package's engine for its numbers.
 
     Time is linear in the length of the text but for a small square term, so that callers limit its length. Not for
     several threads at once.

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from omni_ws.engine.tts.hibari import Alphabet, HibariReader, ReadPiece, SpokenPieces, with_output
@@ -48,6 +47,8 @@ class Kokoro:
 
     def __init__(self, folder: Path, *more: Path) -> None:
         """Load the network in a folder, and measure it; all have voices. Raises NoVoice where it cannot be used."""
+        import onnxruntime  # which a machine with hibari's voice alone may lack
+
         options = onnxruntime.SessionOptions()
         # The other cores are for those who listen to others.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -57,7 +58,8 @@ class Kokoro:
             self._network = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # those of the runtime have no class in common
             raise NoVoice(f"{_NETWORK} cannot be loaded: {error}") from error
-        self._run_options = onnxruntime.RunOptions()
+        self._new_options: Callable[[], Any] = onnxruntime.RunOptions
+        self._run_options = self._new_options()
         self._readers = {"en-us": HibariReader(), "en-gb": HibariReader(british=True)}
         self._alphabet = Alphabet()
         self._files = {file.stem: file for place in (folder, *more) for file in place.glob("*.bin")}
@@ -70,7 +72,7 @@ class Kokoro:
         )
 
     def speak(self, asked: Speak, listener: SynthesisListener) -> None:
-        options = self._run_options = onnxruntime.RunOptions()
+        options = self._run_options = self._new_options()
         styles = np.fromfile(self._files[asked.voice], np.float32).reshape(-1, 1, _STYLE_VALUES)
         spoken = SpokenPieces(listener)
         for piece in self._pieces(asked):
