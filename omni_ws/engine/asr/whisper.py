@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from omni_ws.audio.pcm import Pcm16, samples_from_pcm16
+from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.core.chunks import HeardSegment, Hearing
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import (
-    SAMPLE_RATE,
     ListenerSlots,
     Recognised,
     StretchedText,

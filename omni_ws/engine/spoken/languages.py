@@ -138,7 +138,7 @@ def _engine(language: str) -> Any:
     return import_module("unicode_rbnf").RbnfEngine.for_language(language)
 
 
-def _one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str]) -> str:
     """Return a regular expression that matches any of ``names``, preferring the longest."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
@@ -177,12 +177,12 @@ class LanguageRules:
         symbols = [name for name in self._currencies if not name.isalpha()]
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
-        magnitude = rf"(?: (?P<magnitude>{_one_of(magnitudes)})(?!\w))?"
+        magnitude = rf"(?: (?P<magnitude>{one_of(magnitudes)})(?!\w))?"
         amount = rf"(?P<number>{_NUMBER})"
         self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
             (_ADDRESS, self._address),
-            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{_one_of(titles)})|{_one_of(others)})(?!\w)"), self._abbreviation),
-            (re.compile(rf"(?<!\w)(?P<word>{_one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
+            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{one_of(titles)})|{one_of(others)})(?!\w)"), self._abbreviation),
+            (re.compile(rf"(?<!\w)(?P<word>{one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
             (_ISO_DATE, self._date),
             (_DATE, self._date),
@@ -193,18 +193,18 @@ class LanguageRules:
             (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
             (_BETWEEN, self._between),
             (_SIGN, self._signed),
-            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{_one_of(symbols)}) ?{amount}{magnitude}"), self._money),
+            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{one_of(symbols)}) ?{amount}{magnitude}"), self._money),
             (
-                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{_one_of(self._currencies)})(?!\w)"),
+                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{one_of(self._currencies)})(?!\w)"),
                 self._money,
             ),
             (re.compile(rf"{_BEGIN}{amount}{magnitude}(?= (?:{table['of']}))"), self._magnitude),
             (_RANGE, self._range),
-            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{_one_of(self._units)})(?![\w/])"), self._unit),
+            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{one_of(self._units)})(?![\w/])"), self._unit),
             (_FRACTION, self._fraction),
             (re.compile(rf"{_BEGIN}{amount}(?= (?P<next>[^\W\d_]+)|)"), self._counted),
             (re.compile(r"\d+"), self._plain),
-            (re.compile(rf"(?:{_one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
+            (re.compile(rf"(?:{one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
         )
         firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
         self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))

@@ -75,7 +75,7 @@ class Lexicon:
         self._keys = sorted(found)
         self._entries = [found[key] for key in self._keys]
         #: The first units of all entries; the largest number of units.
-        self.firsts = frozenset(key.partition(_END)[0] for key in self._keys)
+        self.firsts = frozenset(key.partition(_UNIT_END)[0] for key in self._keys)
         self._most = max((entry.units for entry in self._entries), default=0)
         #: For each entry the place of the longest one with which it begins; -1 if there is none.
         self._within: list[int] = []
@@ -117,11 +117,11 @@ class Lexicon:
 
 
 #: Ends each unit of a key, so that no key begins within a unit of another. No word has it.
-_END: Final = "\n"
+_UNIT_END: Final = "\n"
 
 
 def _joined(units: Sequence[str]) -> str:
-    return _END.join(units) + _END
+    return _UNIT_END.join(units) + _UNIT_END
 
 
 #: More entries than these may take more than 2 ms.

@@ -39,7 +39,7 @@ _FRAME_SAMPLES: Final = 600
 _STYLE_VALUES: Final = 256
 #: How fast this machine is, is measured so many times at most: other work makes CPU time longer, never shorter.
 _TRIALS: Final = 3
-_TRIAL: Final = "The capital of Portugal is Lisbon."
+_SPEED_TRIAL: Final = "The capital of Portugal is Lisbon."
 
 
 class Kokoro:
@@ -114,7 +114,7 @@ class Kokoro:
         best = float("inf")
         for _ in range(_TRIALS):
             heard, began = _Length(), time.process_time()
-            self.speak(Speak(0, _FIRST[0], 1.0, _TRIAL), heard)
+            self.speak(Speak(0, _FIRST[0], 1.0, _SPEED_TRIAL), heard)
             best = min(best, (time.process_time() - began) / heard.sec)
             if best <= 1:
                 break
