@@ -1,7 +1,7 @@
 """Encyclopedia: the first sentence of Wikipedia's articles, found by their titles and by other names in their text.
 
-The summaries (``omni-ws weights show encyclopedia``) are read once, and what is spoken of them is kept beside them in a
-file a third as large. Text of Wikipedia is under CC BY-SA 4.0.
+The summaries (``omni-ws weights show encyclopedia``) are read once, and what is spoken of them is kept beside them in
+a file a third as large. Text of Wikipedia is under CC BY-SA 4.0.
 """
 
 from __future__ import annotations

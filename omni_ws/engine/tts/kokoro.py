@@ -1,7 +1,7 @@
 """The Kokoro synthesiser: many neural voices, of English and other languages. Only in the voice worker: it is large.
 
-Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads English for it.
-Other languages come with the phonemes of espeak-ng, from a process of its own.
+Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads English for
+it. Other languages come with the phonemes of espeak-ng, from a process of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A model over several machines: what a start waits for, the loss of a machine, and the other machines' side.
 
 vLLM does the work. The server's machine has the front of the model and usually a part of it; the other machines run
-the rest (``run_node``, vLLM's headless mode). They find the front by its address, so they may come and go in any order.
+the rest (``run_node``, vLLM's headless mode). They find the front by its address, so they may come and go in any
+order.
 """
 
 from __future__ import annotations
