@@ -386,12 +386,13 @@ class EngineFailed(EngineError):
         error_id: str | None = None,
         private: str = "",
         logged: str | None = None,
+        keeps_answer: bool = False,
     ) -> None:
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
         #: Whether the history keeps what was told of the answer.
-        self.keeps_answer = False
+        self.keeps_answer = keeps_answer
         #: Details for the operator, and for a client on this machine.
         self.private = private
         #: The text for the log, if the message may quote a client.

@@ -423,7 +423,7 @@ class GenerationRequest:
     #: The language of the user's speech, which a recogniser finds while the request runs.
     heard_language: HeardLanguage = field(default_factory=HeardLanguage)
     #: Where the engine marks when it took the steps of the answer.
-    times: TurnTimes = field(default_factory=TurnTimes)
+    times: TurnTimes = field(default_factory=lambda: TurnTimes())
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.

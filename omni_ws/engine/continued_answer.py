@@ -37,9 +37,7 @@ NO_CALLS: Final[ToldCalls] = {}
 
 def not_continued(why: str = "asked again, the model answers otherwise") -> EngineFailed:
     """Return the error that ends an answer which cannot be continued. The history keeps what was told of it."""
-    error = EngineFailed(f"the answer that another server had begun cannot be continued: {why}")
-    error.keeps_answer = True
-    return error
+    return EngineFailed(f"the answer that another server had begun cannot be continued: {why}", keeps_answer=True)
 
 
 def can_continue(engine: Engine, request: GenerationRequest) -> bool:

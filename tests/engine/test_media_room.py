@@ -4,9 +4,8 @@ import threading
 import pytest
 
 from omni_ws.core.quota import ByteBudget, Reservation, reserved
-from omni_ws.engine import media_room
 from omni_ws.engine.decoding import DECODING_THREADS
-from omni_ws.engine.media_room import MAX_WAIT_SEC, MediaRoom
+from omni_ws.engine.media_room import DECODING_SLOTS, MAX_WAIT_SEC, MediaRoom
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
 
@@ -162,4 +161,4 @@ class TestPlaces:
         assert (room._free_slots, room.budget.held, len(room._waiting)) == (1, 0, 0)
 
     def test_there_are_fewer_slots_than_decoding_threads(self) -> None:
-        assert media_room.DECODING_SLOTS < DECODING_THREADS
+        assert DECODING_SLOTS < DECODING_THREADS

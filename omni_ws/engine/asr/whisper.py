@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from omni_ws.audio.pcm import Pcm16, samples_from_pcm16
+from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.core.chunks import HeardSegment, Hearing
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import (
-    SAMPLE_RATE,
     ListenerSlots,
     Recognised,
     StretchedText,
@@ -102,13 +102,8 @@ class WhisperRecogniser:
         self._clock = clock
         self._whisper: WhisperModel | None = None
         self._languages = frozenset(languages)
-        #: Of the requests of this copy: the language, or those among which it is detected, and what was heard before.
-        self._language: str | None = None
-        self._among = self._languages
-        self._heard_language = HeardLanguage()
-        self._expected = ""
-        self._expected_tokens: list[int] | None = None
         self._threads: UrgentFirst | None = None
+        self._expect("", None, frozenset(), None)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -180,9 +175,16 @@ class WhisperRecogniser:
         of them; ``heard`` is what earlier utterances were spoken in.
         """
         other = copy(self)
-        other._language, other._expected, other._expected_tokens = language, expected, None
-        other._among, other._heard_language = among or self._languages, heard or HeardLanguage()
+        other._expect(expected, language, among, heard)
         return other
+
+    def _expect(self, expected: str, language: str | None, among: frozenset[str], heard: HeardLanguage | None) -> None:
+        """Set what only the requests of this copy expect, see ``expecting``."""
+        self._expected = expected
+        self._expected_tokens: list[int] | None = None
+        self._language = language
+        self._among = among or self._languages
+        self._heard_language = heard or HeardLanguage()
 
     def live_text(self) -> StretchedText:
         return StretchedText(

@@ -1,7 +1,7 @@
 """Encyclopedia: the first sentence of Wikipedia's articles, found by their titles and by other names in their text.
 
-The summaries (``omni-ws weights show encyclopedia``) are read once, and what is spoken of them is kept beside them in a
-file a third as large. Text of Wikipedia is under CC BY-SA 4.0.
+The summaries (``omni-ws weights show encyclopedia``) are read once, and what is spoken of them is kept beside them in
+a file a third as large. Text of Wikipedia is under CC BY-SA 4.0.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Cited(str):
     """A sentence that is taken from an article."""
 
     __slots__ = ("article",)
-    article: Article
 
     def __new__(cls, sentence: str, article: Article) -> Cited:
-        cited = super().__new__(cls, sentence)
-        cited.article = article
-        return cited
+        return super().__new__(cls, sentence)
+
+    def __init__(self, sentence: str, article: Article) -> None:
+        self.article = article
 
 
 class Encyclopedia(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ _CLAUSE: Final = re.compile(
 _NO_END: Final = re.compile(r" (?:who|which|that|and|or|of|the|an?|is|are|was|were|has|had|by|in|to)$")
 _FEWEST_WORDS: Final = 7
 _FEWEST_LETTERS: Final = 12
-_LOOKED_AT: Final = 1000
+_READ_CHARACTERS: Final = 1000
 #: Rests of formulas and brackets, and sentences about the word.
 _UNSPEAKABLE: Final = re.compile(r"\\|\n|  |[(){}=∑∫√]|\b(?:may|can) (?:also )?refer to\b|:$")
 _WORD: Final = re.compile(r"[A-Za-z]+")
@@ -190,7 +190,7 @@ def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
             vital.add(place)
             is_person = _YEARS.search(about) is not None and _HE_OR_SHE.search(extract) is not None
         sentence = first_sentence(extract) or described(
-            bare, about, _without_brackets(extract[:_LOOKED_AT]).strip(), person=is_person, is_name=is_name
+            bare, about, _without_brackets(extract[:_READ_CHARACTERS]).strip(), person=is_person, is_name=is_name
         )
         sentence = sentence or (about and f"{bare}: {_without_brackets(about).rstrip('.')}.")
         if not sentence:
@@ -251,7 +251,7 @@ def _last_names(words: list[str]) -> list[str]:
 
 def first_sentence(extract: str) -> str | None:
     """Return the first sentence without brackets, if it can be cut to what the ear follows."""
-    sentence = _SENTENCE_END.split(_without_brackets(extract[:_LOOKED_AT]).strip(), maxsplit=1)[0].strip()
+    sentence = _SENTENCE_END.split(_without_brackets(extract[:_READ_CHARACTERS]).strip(), maxsplit=1)[0].strip()
     verb = _VERB.search(sentence)
     if verb is None or len(sentence) < _FEWEST_LETTERS or _UNSPEAKABLE.search(sentence):
         return None

@@ -196,7 +196,7 @@ class GgufEngine:
             undo.push_async_callback(llm.stop)
             await llm.start()
             running = RunningModel(child, served, llm)
-            self._places.empty = set() if settings.instructions else set(range(self.parallel))
+            self._places.note_start(filled=bool(settings.instructions))
             if settings.instructions:
                 await running.compute(settings, self.parallel)
             undo.pop_all()
@@ -331,10 +331,14 @@ class _Places:
         self._free = asyncio.Semaphore(number)
         #: What conversation each free slot had last; the slot that was unused longest is the first.
         self._slots: dict[int, str | None] = dict.fromkeys(range(number))
-        #: The slots in which nothing was computed yet.
-        self.empty = set(range(number))
+        self.note_start(filled=False)
         #: Prompts that are computed for later requests.
         self._ahead: set[asyncio.Task[None]] = set()
+
+    def note_start(self, *, filled: bool) -> None:
+        """Note that the process was started, and whether the instructions were computed in each slot."""
+        #: The slots in which nothing was computed yet.
+        self._empty = set[int]() if filled else set(range(self.number))
 
     @property
     def in_use(self) -> bool:
@@ -371,8 +375,8 @@ class _Places:
         slot = next(had, None)
         taken = next(iter(self._slots)) if slot is None else slot
         del self._slots[taken]
-        named = slot is not None or taken in self.empty
-        self.empty.discard(taken)
+        named = slot is not None or taken in self._empty
+        self._empty.discard(taken)
         return taken, named
 
     def give_back(self, slot: int, conversation: str | None) -> None:

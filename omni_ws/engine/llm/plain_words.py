@@ -13,9 +13,8 @@ from importlib import resources
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from omni_ws.core.history import Message
-
 if TYPE_CHECKING:
+    from omni_ws.core.history import Message
     from omni_ws.engine.llm.encyclopedia import Encyclopedia
 
 _NAME: Final = re.compile(r"{([a-z_]+)}")
@@ -26,7 +25,7 @@ _BRACKET: Final = re.compile(r"\(([^()\[\]]*)\)|\[([^()\[\]]*)\]")
 @cache
 def read(name: str) -> dict[str, Any]:
     """Return the content of the TOML file ``name`` in the folder of the intents. Each file is read once."""
-    file = resources.files("omni_ws.engine.llm.intents").joinpath(f"{name}.toml")
+    file = resources.files("omni_ws.engine.llm") / "intents" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 

@@ -16,8 +16,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.encyclopedia import Encyclopedia
-from omni_ws.engine.llm.intents import clock, facts, letters, sums, told
+from omni_ws.engine.llm.intents import clock, facts, sums
+from omni_ws.engine.llm.intents import letters as of_letters
+from omni_ws.engine.llm.intents import told as of_talk
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
+from omni_ws.engine.llm.intents.told import TELLINGS, UNKNOWN, kind_of, name_told, solved
 from omni_ws.engine.llm.plain_words import (
     WORDS,
     Asked,
@@ -39,9 +42,10 @@ _FILES: Final = (
     *("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts"),
     *("encyclopedia", "limits"),
 )
-_MODULES: Final = {"clock": clock, "facts": facts, "letters": letters, "sums": sums, "told": told}
+#: Where the functions are that tables name as their ``reply``.
+_MODULES: Final = (clock, facts, of_letters, sums, of_talk)
 #: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
-_VALUES: Final = clock.VALUES | told.VALUES
+_VALUES: Final = clock.TIMES | TELLINGS
 _PATTERNS: Final = ("phrases", "keys", "slots", "written")
 _NAME: Final = re.compile(r"{([a-z_]+)}")
 
@@ -105,8 +109,7 @@ def _intents(tables: dict[str, Any]) -> Iterator[Intent]:
             if isinstance(given, list):
                 fields[key] = tuple(inserted(text, words) for text in given) if key in _PATTERNS else tuple(given)
         if "reply" in fields:
-            module, function = fields["reply"].split(".")
-            fields["reply"] = getattr(_MODULES[module], function)
+            fields["reply"] = next(found for one in _MODULES if (found := getattr(one, fields["reply"], None)))
         fields["unless"] = inserted(fields.get("unless", ""), words)
         yield Intent(name=name, **fields)
 
@@ -345,7 +348,7 @@ def answer(
 
 def answer_in_english_alone(language: str) -> str:
     """The one sentence that somebody gets who speaks ``language`` (RFC 5646): in it, if we have it, else in English."""
-    return ONLY_ENGLISH.get(language, told.UNKNOWN["foreign"][0])
+    return ONLY_ENGLISH.get(language, UNKNOWN["foreign"][0])
 
 
 def exact_answer(
@@ -374,7 +377,7 @@ def exact_answer(
     known = all(match is not None and (match.intent.exact or match.intent.light) for match in found)
     if not of_itself and any(match.intent.name == "who are you" for match in exact):
         return None
-    if not exact or not known or (exact[0].intent.name == "what is my name" and told.name_told(asked.talk) is None):
+    if not exact or not known or (exact[0].intent.name == "what is my name" and name_told(asked.talk) is None):
         return None
     return _each_once(exact[:_MAX_ANSWERED])
 
@@ -440,7 +443,7 @@ def _in_play(asked: Asked) -> Iterator[str] | None:
     """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
     if (following := _matcher().following(asked)) is not None:
         return following.sentences
-    line = told.solved(asked)
+    line = solved(asked)
     return None if line is None else iter((line,))
 
 
@@ -486,7 +489,7 @@ def _followed_up(asked: Asked) -> Understood | None:
 def _unknown(asked: Asked) -> Iterator[str]:
     """The sentence for a request that no rule fits."""
     if not asked.pictured:  # otherwise the description of the pictures is the answer
-        yield asked.talk.fresh(told.UNKNOWN[told.kind_of(asked.text)])
+        yield asked.talk.fresh(UNKNOWN[kind_of(asked.text)])
 
 
 def _parts(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
 
-What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and never
-parroted. Pictures are described by size, colour and motion (Sights).
+What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and
+never parroted. Pictures are described by size, colour and motion (Sights).
 """
 
 from __future__ import annotations

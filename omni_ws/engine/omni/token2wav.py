@@ -1,10 +1,10 @@
 """Qwen25Token2Wav: the vocoder of Qwen2.5-Omni as a StepModel.
 
-An answer is decoded in the windows of a WindowPlan. The noise depends on the seed and the position in the answer only,
-so the audio does not depend on when the codes arrive. The mel frames of a window are the solution of a differential
-equation (flow matching): the DiT of Token2WavNetwork computes the derivative, RungeKutta takes the steps. BigVGAN
-converts mel frames to samples, 20 frames late, because the samples of a frame depend on the next 20 frames. The first
-window does not wait for them: it uses the frames of its own future block.
+An answer is decoded in the windows of a WindowPlan. The noise depends on the seed and the position in the answer
+only, so the audio does not depend on when the codes arrive. The mel frames of a window are the solution of a
+differential equation (flow matching): the DiT of Token2WavNetwork computes the derivative, RungeKutta takes the
+steps. BigVGAN converts mel frames to samples, 20 frames late, because the samples of a frame depend on the next 20
+frames. The first window does not wait for them: it uses the frames of its own future block.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from omni_ws.engine.spoken import english_numbers
@@ -46,28 +46,23 @@ from omni_ws.engine.spoken.english_numbers import (
     short_year,
     year,
 )
+from omni_ws.engine.spoken.languages import one_of, table_of
 
 #: A number, with separators as in "1,234,567" or, in India, "12,34,567".
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
 
-
-def _one_of(names: Iterable[str]) -> str:
-    """Return a regular expression that matches any of ``names``, preferring the longest."""
-    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-
-
-_SYMBOLS: Final = _one_of([name for name in CURRENCIES if not name.isalpha()])
+_SYMBOLS: Final = one_of([name for name in CURRENCIES if not name.isalpha()])
 _SIGNS_OF_MONEY: Final = "".join(re.escape(name) for name in CURRENCIES if len(name) == 1)
-_CODES: Final = _one_of([name for name in CURRENCIES if name.isalpha()])
-_UNITS: Final = _one_of(UNITS)
-_MAGNITUDES: Final = _one_of(MAGNITUDES)
+_CODES: Final = one_of([name for name in CURRENCIES if name.isalpha()])
+_UNITS: Final = one_of(UNITS)
+_MAGNITUDES: Final = one_of(MAGNITUDES)
 
 #: Words that may be read differently depending on the next word: a number before its unit, a month before its day, a
 #: title, an operator.
 _WAITS: Final = re.compile(
     rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
     rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
-    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{_one_of(MONTH_NAMES)}|{_one_of(TITLES)})\.)$"
+    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
 )
 _WAITING_WORDS: Final = frozenset(
     (*MONTH_NAMES, *WEEKDAYS, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et")
@@ -82,7 +77,7 @@ _DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMB
 _ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
 #: Possible Roman numerals, and castling in chess.
-_ROMAN: Final = re.compile(r"[IVXLCDM]{2,}(?:th|st|nd|rd)?|O-O(?:-O)?")
+_ROMAN_NUMERAL: Final = re.compile(r"[IVXLCDM]{2,}(?:th|st|nd|rd)?|O-O(?:-O)?")
 
 _SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 #: From so many digits on, groups of digits are an identifier, not amounts.
@@ -99,39 +94,42 @@ _DIGIT: Final = re.compile(r"\d")
 _MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
-def waits(token: str, before: str) -> bool:
-    """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
-    if token.isalpha():
-        if token in _WAITING_WORDS or _ROMAN.fullmatch(token):
+class EnglishRules:
+    """The rules of English; ``languages.LanguageRules`` are those of other languages."""
+
+    phrases: Mapping[str, str] = table_of("english")["phrases"]
+
+    def waits(self, token: str, before: str) -> bool:
+        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
+        if token.isalpha():
+            if token in _WAITING_WORDS or _ROMAN_NUMERAL.fullmatch(token):
+                return True
+            return token in _WAITING_UNITS and before[-1:].isdigit()
+        if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
             return True
-        return token in _WAITING_UNITS and before[-1:].isdigit()
-    if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
-        return True
-    return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
+        return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
 
+    def is_read_as_written(self, word: str, before: str) -> bool:
+        """Whether ``word``, which follows ``before``, is certainly read as written. Quick: False means unknown."""
+        found = _ORDINARY.fullmatch(word)
+        if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
+            return False
+        if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
+            return False
+        if _ROMAN_NUMERAL.fullmatch(found[1]):
+            return False
+        return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
-def is_read_as_written(word: str, before: str) -> bool:
-    """Whether ``word``, which follows ``before``, is certainly read as written. A quick test: False means unknown."""
-    found = _ORDINARY.fullmatch(word)
-    if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
-        return False
-    if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
-        return False
-    if _ROMAN.fullmatch(found[1]):
-        return False
-    return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
+    def in_words(self, text: str, before: str) -> str:
+        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
 
-
-def in_words(text: str, before: str) -> str:
-    """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
-
-    In the worst case the time is quadratic in the length, so the caller must limit the length.
-    """
-    if needed := _needed_before(text, before):
-        read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
-        if read.startswith(begins):
-            return read[len(begins) :]
-    return _read(text)
+        In the worst case the time is quadratic in the length, so the caller must limit the length.
+        """
+        if needed := _needed_before(text, before):
+            read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
+            if read.startswith(begins):
+                return read[len(begins) :]
+        return _read(text)
 
 
 def _read(text: str) -> str:
@@ -512,7 +510,7 @@ _RULES: Final = _rules(
     # Network addresses and codes of computers.
     (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email, "@"),
     (r"\b(?:https?|ftp|wss?)://(?:www\.)?(?=\w)", "", ":"),
-    (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
+    (rf"(?<![\w/])(?ai:{one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
     (
         r"(?<!\w)0([xXbBoO])((?<=[bB])[01]{1,32}|(?<=[oO])[0-7]{1,16}|(?<=[xX])[0-9A-Fa-f]{1,16})(?!\w)",
         _hexadecimal,
@@ -573,7 +571,7 @@ _RULES: Final = _rules(
     ),
     (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day, "0"),
     (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
-    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
+    (rf"\b({one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
     # Money, before ranges of amounts.
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
@@ -635,11 +633,11 @@ _RULES: Final = _rules(
     (r"(?<![\w.])(\d{3,4})([pi])\b", _lines, "pi"),
     # Abbreviations.
     (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number, "."),
-    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation, "."),
+    (rf"(?<![\w.])(?ai:{one_of(ABBREVIATIONS)})", _abbreviation, "."),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
     (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
     # "Gen Z" is not a general.
-    (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
+    (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({one_of(TITLES)})\.? (?=[A-Z])", _title),
     (r"[Ⅰ-ↂ]+", lambda match: unicodedata.normalize("NFKC", match[0])),
     (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman, "IVXLCDM"),
     (r"\b([IVXLCDM]{2,})(?:(th|st|nd|rd)\b|\b)(?![.’'&/+-]?\w)", _roman_alone, "IVXLCDM"),
@@ -668,7 +666,7 @@ _RULES: Final = _rules(
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
-    (_one_of(SIGNS), lambda match: f" {SIGNS[match[0]]} "),
+    (one_of(SIGNS), lambda match: f" {SIGNS[match[0]]} "),
     (r"(?:^|\s)[-–—]{1,3}\s", ", ", "-–—"),
     (r"[{}\[\]\\^|*`™®†‡•·]|(?<=\s)_|_(?=\s)", " "),
     (r"\s+(?=[,.;:!?](?:\s|$))|(?<=\()\s+", ""),

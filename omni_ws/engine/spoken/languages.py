@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module, resources
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.threads import Work, run_work
@@ -57,22 +57,6 @@ _BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?=
 #: An address of a computer, or the number of a version.
 _DOTTED_PARTS: Final = re.compile(r"(?<![\d.,])\d+(?:\.\d+){2,}(?!\w)")
 _DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
-
-
-class SpokenRules(Protocol):
-    """What a language says about how its text is read; the module ``english`` is one."""
-
-    def waits(self, token: str, before: str) -> bool:
-        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
-        ...
-
-    def is_read_as_written(self, word: str, before: str) -> bool:
-        """Whether ``word`` is certainly read as written. A quick test: False means unknown."""
-        ...
-
-    def in_words(self, text: str, before: str) -> str:
-        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before."""
-        ...
 
 
 def has_rules(language: str) -> bool:
@@ -154,13 +138,13 @@ def _engine(language: str) -> Any:
     return import_module("unicode_rbnf").RbnfEngine.for_language(language)
 
 
-def _one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str]) -> str:
     """Return a regular expression that matches any of ``names``, preferring the longest."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
 class LanguageRules:
-    """The SpokenRules of one language: its table, and the package's engine for its numbers.
+    """The rules of one language but English: its table, and the package's engine for its numbers.
 
     Time is linear in the length of the text but for a small square term, so that callers limit its length. Not for
     several threads at once.
@@ -193,12 +177,12 @@ class LanguageRules:
         symbols = [name for name in self._currencies if not name.isalpha()]
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
-        magnitude = rf"(?: (?P<magnitude>{_one_of(magnitudes)})(?!\w))?"
+        magnitude = rf"(?: (?P<magnitude>{one_of(magnitudes)})(?!\w))?"
         amount = rf"(?P<number>{_NUMBER})"
         self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
             (_ADDRESS, self._address),
-            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{_one_of(titles)})|{_one_of(others)})(?!\w)"), self._abbreviation),
-            (re.compile(rf"(?<!\w)(?P<word>{_one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
+            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{one_of(titles)})|{one_of(others)})(?!\w)"), self._abbreviation),
+            (re.compile(rf"(?<!\w)(?P<word>{one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
             (_ISO_DATE, self._date),
             (_DATE, self._date),
@@ -209,18 +193,18 @@ class LanguageRules:
             (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
             (_BETWEEN, self._between),
             (_SIGN, self._signed),
-            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{_one_of(symbols)}) ?{amount}{magnitude}"), self._money),
+            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{one_of(symbols)}) ?{amount}{magnitude}"), self._money),
             (
-                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{_one_of(self._currencies)})(?!\w)"),
+                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{one_of(self._currencies)})(?!\w)"),
                 self._money,
             ),
             (re.compile(rf"{_BEGIN}{amount}{magnitude}(?= (?:{table['of']}))"), self._magnitude),
             (_RANGE, self._range),
-            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{_one_of(self._units)})(?![\w/])"), self._unit),
+            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{one_of(self._units)})(?![\w/])"), self._unit),
             (_FRACTION, self._fraction),
             (re.compile(rf"{_BEGIN}{amount}(?= (?P<next>[^\W\d_]+)|)"), self._counted),
             (re.compile(r"\d+"), self._plain),
-            (re.compile(rf"(?:{_one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
+            (re.compile(rf"(?:{one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
         )
         firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
         self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))

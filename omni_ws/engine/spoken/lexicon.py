@@ -43,15 +43,20 @@ class Reading(NamedTuple):
 class _Entry:
     """What a lexicon says of some words, in whatever case."""
 
-    __slots__ = ("as_written", "in_any_case", "units", "within")
+    __slots__ = ("as_written", "in_any_case", "units")
 
     def __init__(self, units: int) -> None:
         self.units = units
         #: How the words are said; and how they are said that are only meant with these very capitals.
         self.in_any_case: str | None = None
         self.as_written: dict[str, str] = {}
-        #: The place of the longest entry with which this one begins; -1 if there is none.
-        self.within = -1
+
+    def add(self, units: list[str], joined: str, said: str) -> None:
+        """Add how the words are said, which are written as ``joined``."""
+        if any(len(unit) > 1 and unit[1:] != unit[1:].lower() for unit in units):
+            self.as_written[joined] = said
+        else:
+            self.in_any_case = said
 
 
 class Lexicon:
@@ -66,22 +71,19 @@ class Lexicon:
         for written, said in entries.items():
             units = _units(" ".join(written.split()))
             joined = _joined(units)
-            entry = found.setdefault(joined.casefold(), _Entry(len(units)))
-            how = " ".join(said.split())
-            if any([len(unit) > 1 and unit[1:] != unit[1:].lower() for unit in units]):
-                entry.as_written[joined] = how
-            else:
-                entry.in_any_case = how
+            found.setdefault(joined.casefold(), _Entry(len(units))).add(units, joined, " ".join(said.split()))
         self._keys = sorted(found)
         self._entries = [found[key] for key in self._keys]
         #: The first units of all entries; the largest number of units.
-        self.firsts = frozenset(key.partition(_END)[0] for key in self._keys)
+        self.firsts = frozenset(key.partition(_UNIT_END)[0] for key in self._keys)
         self._most = max((entry.units for entry in self._entries), default=0)
+        #: For each entry the place of the longest one with which it begins; -1 if there is none.
+        self._within: list[int] = []
         path: list[int] = []
         for place, key in enumerate(self._keys):
             while path and not key.startswith(self._keys[path[-1]]):
                 path.pop()
-            self._entries[place].within = path[-1] if path else -1
+            self._within.append(path[-1] if path else -1)
             path.append(place)
 
     def find(self, units: list[_Unit], begin: int, *, final: bool) -> tuple[int, str | None] | None:
@@ -110,16 +112,16 @@ class Lexicon:
                     how = entry.as_written.get(written[: ends[entry.units - 1]], how)
                 if how is not None:
                     return begin + entry.units, how
-            place = entry.within
+            place = self._within[place]
         return begin + 1, None
 
 
 #: Ends each unit of a key, so that no key begins within a unit of another. No word has it.
-_END: Final = "\n"
+_UNIT_END: Final = "\n"
 
 
 def _joined(units: Sequence[str]) -> str:
-    return _END.join(units) + _END
+    return _UNIT_END.join(units) + _UNIT_END
 
 
 #: More entries than these may take more than 2 ms.

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import primary_subtag
-from omni_ws.engine.spoken import english
-from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of, table_of
+from omni_ws.engine.spoken.english import EnglishRules
+from omni_ws.engine.spoken.languages import LanguageRules, rules_of, table_of
 from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
@@ -80,7 +80,8 @@ class SpeakableText:
     def __init__(
         self, language: str = "en", *, literal: bool = False, lexicon: Mapping[str, str] | None = None
     ) -> None:
-        self._rules, self._phrases = _rules_and_phrases(language)
+        self._rules = EnglishRules() if primary_subtag(language) == "en" else rules_of(language)
+        self._phrases: Mapping[str, str] = {} if self._rules is None else self._rules.phrases
         self._literal = literal
         self._lexicon = LexiconReader(lexicon_of(lexicon)) if lexicon else None
         self._markup = InlineMarkup(picture=self._phrases.get("picture", ""))
@@ -417,14 +418,6 @@ class SpeakableText:
     def _say(self, text: str, start: int, end: int, written: str = "") -> None:
         self._spoken.append(Spoken(text, start, end, written))
         self._last = text[-1]
-
-
-def _rules_and_phrases(language: str) -> tuple[SpokenRules | None, Mapping[str, str]]:
-    """Return the rules of a language and its phrases; None and none for a language without rules."""
-    if primary_subtag(language) == "en":
-        return english, table_of("english")["phrases"]
-    rules = rules_of(language)
-    return rules, {} if rules is None else rules.phrases
 
 
 def spoken_form(text: str, language: str = "en") -> list[Spoken]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import re
 import unicodedata
 from bisect import bisect_right
+from ctypes.util import find_library
 from typing import Any, Final
 
 from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, Speak, SpokenWord, SynthesisListener, VoiceFacts
@@ -233,7 +233,7 @@ def _find() -> tuple[str, bytes | None, str]:
     try:
         import espeakng_loader
     except ImportError:
-        path = ctypes.util.find_library("espeak-ng")
+        path = find_library("espeak-ng")
         if path is None:
             raise NoVoice("espeak-ng is not installed") from None
         return path, None, "system libespeak-ng"

@@ -383,16 +383,19 @@ def hibari_g2p(*, british: bool = False) -> Any:
     from hibari.g2p.tagger import Tagger
     from hibari.g2p.tokenize import Tokenizer
 
-    # Its constructor would read the same files, into dicts.
-    g2p = G2P.__new__(G2P)
-    accent = "gb" if british else "us"
-    gold, silver = (PackedEntries(_unzipped(f"lexicon_{accent}_{part}.json.gz")) for part in ("gold", "silver"))
-    g2p.lexicon = Lexicon(gold, silver, british)
-    g2p.tokenizer = Tokenizer(msgspec.json.decode(_asset("tokenizer_exceptions.json")))
-    tagger, _, weights = _unzipped("tagger.json.gz").partition(_TAGGER_WEIGHTS)
-    g2p.tagger = Tagger({**msgspec.json.decode(tagger + b"}"), "weights": PackedEntries(weights)})
-    g2p.british, g2p.unk, g2p._oov = british, "", _UnknownWords("oov_gb.onnx" if british else "oov.onnx")
-    return g2p
+    class PackedG2P(G2P):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            # Without that of the package, which would read the same files, into dicts.
+            accent = "gb" if british else "us"
+            gold, silver = (PackedEntries(_unzipped(f"lexicon_{accent}_{part}.json.gz")) for part in ("gold", "silver"))
+            self.lexicon = Lexicon(gold, silver, british)
+            self.tokenizer = Tokenizer(msgspec.json.decode(_asset("tokenizer_exceptions.json")))
+            tagger, _, weights = _unzipped("tagger.json.gz").partition(_TAGGER_WEIGHTS)
+            self.tagger = Tagger({**msgspec.json.decode(tagger + b"}"), "weights": PackedEntries(weights)})
+            self.british, self.unk = british, ""
+            self._oov = _UnknownWords("oov_gb.onnx" if british else "oov.onnx")
+
+    return PackedG2P()
 
 
 class _UnknownWords:

@@ -1,19 +1,18 @@
 """The Kokoro synthesiser: many neural voices, of English and other languages. Only in the voice worker: it is large.
 
-Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads English for it.
-Other languages come with the phonemes of espeak-ng, from a process of its own.
+Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads English for
+it. Other languages come with the phonemes of espeak-ng, from a process of its own.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from omni_ws.engine.tts.hibari import Alphabet, HibariReader, ReadPiece, SpokenPieces, with_output
@@ -40,7 +39,7 @@ _FRAME_SAMPLES: Final = 600
 _STYLE_VALUES: Final = 256
 #: How fast this machine is, is measured so many times at most: other work makes CPU time longer, never shorter.
 _TRIALS: Final = 3
-_TRIAL: Final = "The capital of Portugal is Lisbon."
+_SPEED_TRIAL: Final = "The capital of Portugal is Lisbon."
 
 
 class Kokoro:
@@ -48,6 +47,8 @@ class Kokoro:
 
     def __init__(self, folder: Path, *more: Path) -> None:
         """Load the network in a folder, and measure it; all have voices. Raises NoVoice where it cannot be used."""
+        import onnxruntime  # which a machine with hibari's voice alone may lack
+
         options = onnxruntime.SessionOptions()
         # The other cores are for those who listen to others.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -57,7 +58,8 @@ class Kokoro:
             self._network = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # those of the runtime have no class in common
             raise NoVoice(f"{_NETWORK} cannot be loaded: {error}") from error
-        self._run_options = onnxruntime.RunOptions()
+        self._new_options: Callable[[], Any] = onnxruntime.RunOptions
+        self._run_options = self._new_options()
         self._readers = {"en-us": HibariReader(), "en-gb": HibariReader(british=True)}
         self._alphabet = Alphabet()
         self._files = {file.stem: file for place in (folder, *more) for file in place.glob("*.bin")}
@@ -70,7 +72,7 @@ class Kokoro:
         )
 
     def speak(self, asked: Speak, listener: SynthesisListener) -> None:
-        options = self._run_options = onnxruntime.RunOptions()
+        options = self._run_options = self._new_options()
         styles = np.fromfile(self._files[asked.voice], np.float32).reshape(-1, 1, _STYLE_VALUES)
         spoken = SpokenPieces(listener)
         for piece in self._pieces(asked):
@@ -112,7 +114,7 @@ class Kokoro:
         best = float("inf")
         for _ in range(_TRIALS):
             heard, began = _Length(), time.process_time()
-            self.speak(Speak(0, _FIRST[0], 1.0, _TRIAL), heard)
+            self.speak(Speak(0, _FIRST[0], 1.0, _SPEED_TRIAL), heard)
             best = min(best, (time.process_time() - began) / heard.sec)
             if best <= 1:
                 break

@@ -470,7 +470,7 @@ class VoiceProcess:
             case SpokenWords(_, words):
                 job.take_words(words)
             case Pronounced(_, told):
-                job.pronounced = told
+                job.pronounced.extend(told)
             case Done(_, failure):
                 self._current = None
                 self._watch()

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def _owner_of(request: GenerationRequest) -> str | None:
@@ -235,7 +235,7 @@ class VllmEngine:
             if any(parsers):
                 await asyncio.to_thread(check_parsers, *parsers)
             if template is None and await asyncio.to_thread(lacks_chat_template, self.config.model or ""):
-                log.warning("%s has no chat template; it will serve raw prompts and token sessions only", self.model)
+                logger.warning("%s has no chat template; it will serve raw prompts and token sessions only", self.model)
             if self._readouts is not None:
                 use_first_model_runner()
                 await self._readouts.channel.start()
@@ -297,7 +297,7 @@ class VllmEngine:
         for model, share, size in zip((self._thinker, speaker.talker), shares, sizes, strict=True):
             model.take_defaults({SHARE: share})
             weights = "weights of unknown size" if size is None else f"{size / 1e9:.1f} GB of weights"
-            log.info("the %s uses up to %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
+            logger.info("the %s uses up to %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
 
     async def stop(self) -> None:
         self._shared = self._tokens = None

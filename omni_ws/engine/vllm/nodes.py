@@ -1,7 +1,8 @@
 """A model over several machines: what a start waits for, the loss of a machine, and the other machines' side.
 
 vLLM does the work. The server's machine has the front of the model and usually a part of it; the other machines run
-the rest (``run_node``, vLLM's headless mode). They find the front by its address, so they may come and go in any order.
+the rest (``run_node``, vLLM's headless mode). They find the front by its address, so they may come and go in any
+order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ AGAIN_SEC: Final = 60.0
 #: How often a node looks for its connections with the server, in seconds, and after how many looks without any the
 #: server is gone.
 _LOOK_SEC: Final = 1.0
-_LOOKS: Final = 2
+_NODE_LOOKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _follow(server: frozenset[str]) -> NoReturn:
         now = {one for one in this.children(recursive=True) if _is_connected(one, server)}
         looks = 0 if now else looks + 1
         connected |= now
-        if looks >= _LOOKS and connected:
+        if looks >= _NODE_LOOKS and connected:
             for process in connected:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()

@@ -36,7 +36,7 @@ from omni_ws.engine.vllm.thinker import LEAST_EARLY_TOKENS, ThinkerParts
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
 from omni_ws.errors import EngineFailed, InvalidValue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TALKER: Final = "omni_ws.engine.omni.slot_talker:talker"
 _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
@@ -132,7 +132,7 @@ class OmniVoice:
         for process in processes:
             assert process.ready is not None
             took = process.ready.memory_bytes / 1e9
-            log.info("the %s takes %.2f GB and serves %d answers at a time", process.role, took, process.ready.slots)
+            logger.info("the %s takes %.2f GB and serves %d answers at a time", process.role, took, process.ready.slots)
 
     async def stop(self) -> None:
         """End both processes, and close the channel for hidden states. Idempotent."""
@@ -146,7 +146,7 @@ class OmniVoice:
         if total is None or SHARE in self.model.args:
             return None
         share = thinker_share(self.memory_bytes, total=total)
-        log.info("the Thinker uses up to %.0f %% of a GPU's memory", 100 * share)
+        logger.info("the Thinker uses up to %.0f %% of a GPU's memory", 100 * share)
         return share
 
     def _check_memory(self, folder: Path) -> None:

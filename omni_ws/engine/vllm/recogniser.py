@@ -140,9 +140,8 @@ class VllmRecogniser(LanguageModel):
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
         """Return the language that is spoken in ``pcm``, as the model detects it."""
-        parameters = self._parameters(1)
         tokenizer = self.llm.get_tokenizer()
-        parameters.allowed_token_ids = self._class.get_language_token_ids(tokenizer)
+        parameters = self._parameters(1, allowed=self._class.get_language_token_ids(tokenizer))
         prompt = self._class.get_language_detection_prompt(samples_from_pcm16(pcm), self._config)
         output = await self._output(prompt, parameters, priority=priority)
         language: str = self._class.parse_language_detection_output(list(output.token_ids), tokenizer)
@@ -205,13 +204,16 @@ class VllmRecogniser(LanguageModel):
         tokens = tokenizer.encode(f" {text.strip()}", add_special_tokens=False)[-room:]
         return f"<|startofprev|>{tokenizer.decode(tokens)}"
 
-    def _parameters(self, max_tokens: int) -> SamplingParams:
+    def _parameters(self, max_tokens: int, *, allowed: list[int] | None = None) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         longest = self.llm.model_config.max_model_len // 2
         return SamplingParams(
-            temperature=0, max_tokens=min(max_tokens, longest), output_kind=RequestOutputKind.FINAL_ONLY
+            temperature=0,
+            max_tokens=min(max_tokens, longest),
+            allowed_token_ids=allowed,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     async def _output(self, prompt: Any, parameters: SamplingParams, *, priority: int) -> Any:

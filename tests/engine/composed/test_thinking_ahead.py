@@ -22,7 +22,6 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptGuess,
 )
-from omni_ws.engine.composed import ahead_stage
 from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import MOST_AHEAD, AheadLoad
@@ -295,7 +294,7 @@ async def test_tries_are_bounded() -> None:
 
 
 async def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_stage, "OUTPUT_BYTES", 1280)
+    monkeypatch.setattr("omni_ws.engine.composed.ahead_stage.OUTPUT_BYTES", 1280)
     talk = Talk(RetortEngine(" ".join(["word"] * 5000)))
     await talk.say(speech("go"), PAUSE)
     assert talk.llm.active_requests == 2  # the one ahead waits

@@ -33,7 +33,7 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from omni_ws.engine.base import AudioOutput  # noqa: E402
 from omni_ws.engine.channel import Stage, pipeline  # noqa: E402
 from omni_ws.engine.frame_chunks import frames_link  # noqa: E402
-from omni_ws.engine.omni import slot_talker, token2wav  # noqa: E402
+from omni_ws.engine.omni import slot_talker  # noqa: E402
 from omni_ws.engine.omni.stages import (  # noqa: E402
     OmniTalker,
     VocoderStage,
@@ -145,7 +145,7 @@ def talker(family: Family) -> LoadedModel:
 @cache
 def vocoder(family: Family) -> LoadedModel:
     """As it is loaded, but for the solver's steps, of which there is one and not nine."""
-    with patch.object(token2wav, "ODE_STEPS", 2):
+    with patch("omni_ws.engine.omni.token2wav.ODE_STEPS", 2):
         return slot_talker.vocoder(str(omni_checkpoint(family)), 2)
 
 

@@ -12,19 +12,19 @@ from omni_ws.engine.llm.intents.sums import parse_number
 from omni_ws.engine.llm.plain_words import Asked, Slots, expanded, read
 from omni_ws.engine.spoken.english_numbers import ordinal
 
-_DATA: Final = read("clock")
+_CLOCK: Final = read("clock")
 #: Of minutes or hours.
 _MOST_LATER: Final = 1000
 _MOST_DAYS: Final = 1_000_000
 _MONTHS: Final = {name.lower(): number for number, name in enumerate(calendar.month_name) if name}
 _SHORT_MONTHS: Final = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}
 _WEEKDAYS: Final = {name.lower(): number for number, name in enumerate(calendar.day_name)}
-_NEAR: Final[dict[str, int]] = _DATA["near"]
+_NEAR: Final[dict[str, int]] = _CLOCK["near"]
 _ORDINALS: Final = {ordinal(str(number)): number for number in (*range(1, 21), 30)}
 _MONTH: Final = rf"(?P<month>{'|'.join((*_MONTHS, *_SHORT_MONTHS, 'sept'))})"
 _DATES: Final = tuple(
     re.compile(form.replace("{month}", _MONTH).replace("{day}", "(?P<day>[a-z0-9]+(?: [a-z]+)?)"))
-    for form in _DATA["dates"]
+    for form in _CLOCK["dates"]
 )
 _AHEAD: Final = re.compile(r"(?:in )?(?P<number>.+) (?P<unit>days?|weeks?)(?: (?P<way>from now|from today|ago|later))?")
 
@@ -97,7 +97,7 @@ def _counted(number: int, unit: str) -> str:
 
 def _feast(words: str, today: date) -> tuple[str, date] | None:
     """The feast of that name which comes next."""
-    for name, (month, day, names) in _DATA["feasts"].items():
+    for name, (month, day, names) in _CLOCK["feasts"].items():
         if words in expanded(names):
             for year in (today.year, today.year + 1):
                 found = _easter(year) if name == "Easter" else date(year, month, day)
@@ -162,7 +162,7 @@ def _easter(year: int) -> date:
     return date(year, month, day + 1)
 
 
-VALUES: Final[dict[str, Callable[[Asked, Slots], str | None]]] = {
+TIMES: Final[dict[str, Callable[[Asked, Slots], str | None]]] = {
     "time": lambda asked, slots: _clock(asked.now),
     "date": lambda asked, slots: in_full(asked.now.date()),
     "day": lambda asked, slots: f"{asked.now:%A}",

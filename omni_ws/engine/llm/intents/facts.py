@@ -44,7 +44,7 @@ _PLACE: Final = re.compile(
 _PRONOUNS: Final = ("he", "she", "it", "him", "her", "that", "they")
 
 
-def _article(asked: Asked, name: str, *, person: bool = False) -> Article | None:
+def _article_of(asked: Asked, name: str, *, person: bool = False) -> Article | None:
     """The article of that name; where it is a pronoun, the one that the last answer is of."""
     if asked.encyclopedia is None:
         return None
@@ -59,10 +59,10 @@ def defined(asked: Asked, slots: Slots) -> str | None:
     name, article = slots["name"], slots.get("article", "")
     if name in _PRONOUNS:
         return None
-    found = _article(asked, name, person="who" in slots and not article)
+    found = _article_of(asked, name, person="who" in slots and not article)
     if found is None:  # "the planet Mars", if its description says that it is one
         kind = _TITLED.match(name)
-        found = None if kind is None else _article(asked, kind["name"], person=True)
+        found = None if kind is None else _article_of(asked, kind["name"], person=True)
         if kind is None or found is None or re.search(rf"\b{kind['kind']}\b", found.about, re.I) is None:
             return None
     elif article == "the" and " " not in name and not found.named.lower().startswith("the "):
@@ -80,7 +80,7 @@ def somebody(asked: Asked, slots: Slots) -> str | None:
 
 def when(asked: Asked, slots: Slots) -> str | None:
     """The year in which somebody was born or died, or in which something was."""
-    found, what = _article(asked, slots["name"], person=True), slots["what"]
+    found, what = _article_of(asked, slots["name"], person=True), slots["what"]
     if found is None or not found.years or found.is_person != (what in ("born", "die")):
         return None
     said = _dated(found, what)
@@ -108,7 +108,7 @@ def _dated(found: Article, what: str) -> str | None:
 
 def made_by(asked: Asked, slots: Slots) -> str | None:
     """Who wrote, painted, composed or directed a work."""
-    found, did = _article(asked, slots["name"]), _DID.get(slots["did"], slots["did"])
+    found, did = _article_of(asked, slots["name"]), _DID.get(slots["did"], slots["did"])
     if found is None or _WORKS[did].search(found.about) is None or (by := _BY.search(found.about)) is None:
         return None
     return Cited(f"{by['maker']} {did} {found.named}.", found)
@@ -116,7 +116,7 @@ def made_by(asked: Asked, slots: Slots) -> str | None:
 
 def where(asked: Asked, slots: Slots) -> str | None:
     """The first sentence about a place."""
-    found = _article(asked, slots["name"])
+    found = _article_of(asked, slots["name"])
     return None if found is None or _PLACE.search(found.about) is None else Cited(found.sentence, found)
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from omni_ws.engine.llm.plain_words import Asked, Slots, Talk, expanded, read
 from omni_ws.engine.spoken.english_numbers import SMALL_NUMBERS, TENS
 
-_DATA: Final = read("sums")
+_SUMS: Final = read("sums")
 
 # Numbers and expressions
 
@@ -134,8 +134,8 @@ def _tokens(text: str) -> list[_Token]:
             value, position = _spoken(words, position)
             fraction, position = _fraction(words, position)
             tokens.append(value + fraction)
-        elif word in _DATA["operators"]:
-            tokens.append(_DATA["operators"][word])
+        elif word in _SUMS["operators"]:
+            tokens.append(_SUMS["operators"][word])
             position += 2 if words[position : position + 2] in (["multiplied", "by"], ["divided", "by"]) else 1
         else:
             raise NotArithmetic
@@ -220,13 +220,13 @@ _SIGNS: Final = {"$": "dollars", "€": "euros"}
 _WRITTEN_MONEY: Final = re.compile(r"([$€])\s?(\d+(?:,\d{3})*(?:\.\d+)?)")
 #: Said behind numbers, and once behind the result.
 _MONEY: Final = re.compile(r"\s*\b(dollar|euro|buck|cent)s?\b", re.I)
-_MISHEARD: Final = re.compile(rf"\b(?:{'|'.join(_DATA['misheard'])})\b", re.I)
+_MISHEARD: Final = re.compile(rf"\b(?:{'|'.join(_SUMS['misheard'])})\b", re.I)
 _RESULT: Final = re.compile(r"\bThat (?:makes|is) (?:about )?(?P<value>(?:minus )?\d+(?:\.\d+)?)\b(?!\.\d)")
 
 
 def calculate(asked: Asked, slots: Slots) -> str | None:
     expression, currency = _without_money(slots["expression"])
-    for words in (expression, _MISHEARD.sub(lambda found: _DATA["misheard"][found[0].lower()], expression)):
+    for words in (expression, _MISHEARD.sub(lambda found: _SUMS["misheard"][found[0].lower()], expression)):
         try:
             value = in_digits(evaluate(words))
             unit = f" {currency}{'' if value == '1' else 's'}" if currency else ""
@@ -242,7 +242,7 @@ def calculate(asked: Asked, slots: Slots) -> str | None:
 
 def calculate_on(asked: Asked, slots: Slots) -> str | None:
     """A calculation that begins with the last result: "and times three"."""
-    operation = slots.get("operation") or f"{_DATA['verbs'][slots['verb'].lower()]} {slots['number']}"
+    operation = slots.get("operation") or f"{_SUMS['verbs'][slots['verb'].lower()]} {slots['number']}"
     result = _last_result(asked.talk)
     if result is not None:
         return calculate(asked, {"expression": f"({in_digits(result).removeprefix('about ')}) {operation}"})
@@ -286,9 +286,9 @@ def _last_result(talk: Talk) -> Fraction | None:
 
 def _value(asked: Asked, words: str) -> Fraction | None:
     """The number that ``words`` are, or the last result, if they stand for that."""
-    if words in _DATA["words"]["result"].split("|"):
+    if words in _SUMS["words"]["result"].split("|"):
         return _last_result(asked.talk)
-    return Fraction(_DATA["values"][words]) if words in _DATA["values"] else parse_value(words)
+    return Fraction(_SUMS["values"][words]) if words in _SUMS["values"] else parse_value(words)
 
 
 # Units: lengths, weights, volumes, temperatures, times, speeds and data
@@ -315,7 +315,7 @@ class _Unit(NamedTuple):
 def units() -> dict[str, _Unit]:
     """Units by all their names."""
     found: dict[str, _Unit] = {}
-    for kind, rows in _DATA["units"].items():
+    for kind, rows in _SUMS["units"].items():
         for one, (many, names, size, *zero) in rows.items():
             unit = _Unit(kind, one, many, Fraction(size), Fraction(*zero))
             found |= dict.fromkeys((one, many, *expanded(names)), unit)

@@ -12,19 +12,19 @@ from omni_ws.engine.llm.plain_words import Asked, Slots, Talk, inserted, plain_w
 
 Value: TypeAlias = Callable[[Asked, Slots], str | None]
 
-_DATA: Final = read("told")
+_TELLING: Final = read("told")
 #: Words with which a name ends, and with which none begins.
-_NO_NAME: Final = frozenset(_DATA["no_names"].split())
-_WEEKDAYS: Final = frozenset(_DATA["weekdays"].split())
+_NO_NAME: Final = frozenset(_TELLING["no_names"].split())
+_DAY_NAMES: Final = frozenset(_TELLING["weekdays"].split())
 #: Written with a capital, too, and no names of people.
-_NOBODY: Final = _NO_NAME | _WEEKDAYS | frozenset(_DATA["nations"].split())
+_NOBODY: Final = _NO_NAME | _DAY_NAMES | frozenset(_TELLING["nations"].split())
 _MOST_NAMES: Final = 3
 _MOST_LETTERS: Final = 40
 _MOST_VALUE_WORDS: Final = 8
-_NAMED: Final = re.compile(rf"\b{_DATA['words']['named']}")
-_WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
+_NAMED: Final = re.compile(rf"\b{_TELLING['words']['named']}")
+_WRITTEN_NAME: Final = re.compile(inserted(_TELLING["words"]["written_name"], {}))
 #: What is told → its form.
-_FACTS: Final = {name: re.compile(inserted(form, _DATA["words"])) for name, form in _DATA["facts"].items()}
+_FACTS: Final = {name: re.compile(inserted(form, _TELLING["words"])) for name, form in _TELLING["facts"].items()}
 _OLDEST: Final = 130
 #: Where a sentence goes on with another fact, as in "I'm Ann and my dog is called Rex".
 _NEXT_FACT: Final = re.compile(r" and (?=(?:my|i (?:live|am)) )")
@@ -41,12 +41,12 @@ def name_told(talk: Talk) -> str | None:
 
 def age(asked: Asked, slots: Slots) -> str | None:
     number = parse_number(slots["age"])
-    return asked.talk.fresh(_DATA["ages"]) if number is not None and 0 < number <= _OLDEST else None
+    return asked.talk.fresh(_TELLING["ages"]) if number is not None and 0 < number <= _OLDEST else None
 
 
 def _own_name(text: str) -> str | None:
     if (found := _NAMED.search(plain_words(text))) is not None:
-        if found[0].startswith("call me") and found["name"].split()[0] in _WEEKDAYS:
+        if found[0].startswith("call me") and found["name"].split()[0] in _DAY_NAMES:
             return None  # it is when to call
         return _name(found["name"], text)
     written = _WRITTEN_NAME.fullmatch(text.strip())
@@ -95,15 +95,15 @@ def _told(asked: Asked, slots: Slots) -> str | None:
 
 # What was said
 
-_ASKING: Final = frozenset(_DATA["asking"].split())
-_DOING: Final = frozenset(_DATA["doing"].split())
-UNKNOWN: Final[dict[str, list[str]]] = _DATA["unknown"]
+_ASKING: Final = frozenset(_TELLING["asking"].split())
+_DOING: Final = frozenset(_TELLING["doing"].split())
+UNKNOWN: Final[dict[str, list[str]]] = _TELLING["unknown"]
 
 
 def sorry(asked: Asked, slots: Slots) -> str:
     """ "Sorry?" asks for the last answer again, "sorry" excuses."""
     again = asked.text.endswith("?") and asked.talk.last_answer
-    return again or asked.talk.fresh(_DATA["excused"])
+    return again or asked.talk.fresh(_TELLING["excused"])
 
 
 def _which_heard(asked: Asked, slots: Slots) -> str | None:
@@ -111,7 +111,7 @@ def _which_heard(asked: Asked, slots: Slots) -> str | None:
     said = asked.talk.all_heard
     if "ask" in slots:
         said = [words for words in said if is_question(words)] or said
-    place = _DATA["places"][slots["place"]]
+    place = _TELLING["places"][slots["place"]]
     if place < len(said):
         return _quoted(said[place])
     return "I haven't heard that many from you." if said else None
@@ -148,7 +148,7 @@ def _quoted(heard: str) -> str | None:
 
 # Riddles and jokes that are under way
 
-SAYINGS: Final[dict[str, Any]] = _DATA["sayings"]
+SAYINGS: Final[dict[str, Any]] = _TELLING["sayings"]
 RIDDLES: Final[dict[str, list[str]]] = SAYINGS["riddle"]
 
 
@@ -162,7 +162,7 @@ def solved(asked: Asked) -> str | None:
     right = next((words for riddle, (_, *words) in RIDDLES.items() if asked.talk.last_answer.endswith(riddle)), ())
     if any(f" {word} " in f" {asked.words} " for word in right):
         return "Right! Well done."
-    if right and asked.words in _DATA["given_up"]:
+    if right and asked.words in _TELLING["given_up"]:
         return f"It is {solution(asked, {})}."
     is_guess = asked.words.count(" ") < 3 and asked.words.split(" ")[0] in ("a", "an", "the", "is", "your", "it")
     return f"A good try. It is {solution(asked, {})}." if right and is_guess else None
@@ -172,7 +172,7 @@ def _saying(wordings: Iterable[str]) -> Value:
     return lambda asked, slots: asked.talk.fresh(tuple(wordings))
 
 
-VALUES: Final[dict[str, Value]] = {
+TELLINGS: Final[dict[str, Value]] = {
     "name": lambda asked, slots: name_told(asked.talk),
     "new_name": lambda asked, slots: _own_name(asked.text),
     "known_name": lambda asked, slots: name if (name := _own_name(asked.text)) == name_told(asked.talk) else None,
