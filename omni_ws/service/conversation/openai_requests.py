@@ -36,7 +36,7 @@ def configure(
     """
     with _client_names(conversation):
         config = conversation.configure(patch.fields, field_names=patch.name_in_body)
-        target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
+        target = config.output_audio.encoded
         _check_encodable(target)
     if samples:
         conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})

@@ -2,11 +2,11 @@
 
 A Telling waits for the next pause of both sides: nobody speaks, not even perhaps, no request is open, and nothing
 sounds. Then it is a request of its own, which interrupts nothing: the model puts the text into its own words. If that
-answer ends before anything of it was heard, as the user interrupts it, the telling leaves the history and waits again.
-One telling is told at a time.
+answer ends before anything of it was heard, as the user interrupts it, the telling leaves the history and waits
+again. One telling is told at a time.
 
-A tool with ``async: true`` works while the talk goes on. As its call is made, the model is given WORKING as the result;
-the client's result is a Telling.
+A tool with ``async: true`` works while the talk goes on. As its call is made, the model is given WORKING as the
+result; the client's result is a Telling.
 """
 
 from __future__ import annotations
