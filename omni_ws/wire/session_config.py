@@ -15,6 +15,7 @@ from omni_ws.core.chunks import (
     MAX_SAMPLE_RATE,
     MIN_SAMPLE_RATE,
     AudioEncoding,
+    AudioFormat,
     InputMode,
     Modality,
     StartTrigger,
@@ -84,12 +85,22 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     echo: Literal["client", "server"] | UnsetType = UNSET
     noise_reduction: Literal["near_field", "far_field"] | UnsetType = UNSET
 
+    @property
+    def encoded(self) -> AudioFormat:
+        """The format of chunks that name none."""
+        return AudioFormat(self.format, self.sample_rate, self.channels)
+
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):
     """The format of output audio."""
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 24_000
+
+    @property
+    def encoded(self) -> AudioFormat:
+        """The format in which audio is sent."""
+        return AudioFormat(self.format, self.sample_rate)
 
 
 class SpeechConfig(Struct, frozen=True, kw_only=True):

@@ -98,8 +98,7 @@ class AnswerWriter:
         self._sequencer = sequencer
         self._writes = "text" in request.config.modalities
         self._speaks = "audio" in request.config.modalities
-        audio = request.config.output_audio
-        self._audio_format = AudioFormat(audio.format, audio.sample_rate)
+        self._audio_format = request.config.output_audio.encoded
         #: Words that are still to be told, with the next audio that is sent; see ``_put_audio``.
         self._untold: tuple[Word, ...] = ()
         #: The time of the first output of each modality.

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from omni_ws.audio.container import parse_audio_format
-from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values, language_name
 from omni_ws.core.quota import ByteBudget, beyond_ordinary, memory_of
 from omni_ws.core.request_input import InputSettings
@@ -264,7 +264,7 @@ class Configuration:
         audio = self.effective.input_audio
         return ListeningSettings(
             self.effective.turn_detection,
-            AudioFormat(audio.format, audio.sample_rate, audio.channels),
+            audio.encoded,
             echo=audio.echo == "server",
             noise=None if isinstance(audio.noise_reduction, UnsetType) else audio.noise_reduction,
         )
@@ -366,11 +366,10 @@ def _memory(resolved: SessionConfig, wanted: Mapping[str, Any]) -> int:
 
 def input_settings(config: SessionConfig) -> InputSettings:
     """Return the input settings of a request with this configuration."""
-    audio = config.input_audio
     return InputSettings(
         start_policy=start_policy(config),
         mode=config.after_start,
-        audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
+        audio=config.input_audio.encoded,
         alignment=config.alignment,
         alignment_window_ms=config.alignment_window_ms,
     )
@@ -420,7 +419,7 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 def _for_echo(config: SessionConfig) -> dict[str, Any]:
     """Return what changes where the server takes out its echo: what is sent ahead is kept, so it has a limit."""
     audio = config.output_audio
-    if not AudioFormat(audio.format, audio.sample_rate).is_raw:
+    if not audio.encoded.is_raw:
         raise UnsupportedFormat(
             f"the server cannot take out the echo of answers in {audio.format}: output audio must be raw samples",
             param="input_audio.echo",
@@ -530,9 +529,8 @@ def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
     """Check a chunk's ``format``: the audio format, or the MIME type of an image or video. Text must have none."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
-        audio = config.input_audio
         try:
-            parse_audio_format(chunk.format, AudioFormat(audio.format, audio.sample_rate, audio.channels))
+            parse_audio_format(chunk.format, config.input_audio.encoded)
         except (InvalidValue, UnsupportedFormat) as error:
             error.about(param="format", sequence_id=chunk.sequence_id)
             raise

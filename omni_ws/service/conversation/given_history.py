@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_ws.core.history import WORDS_UNKNOWN, Message, estimate_tokens
 from omni_ws.errors import InvalidRequest, InvalidValue, UnsupportedParameter
-from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import earlier_texts
 from omni_ws.wire.history_items import FIELD, placed, read_history_items, told_items
 from omni_ws.wire.server_frames import HistoryItemsFrame
+
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
 
 #: The part of the history that a given summary may take.
 _SUMMARY_SHARE = 0.5

@@ -168,7 +168,7 @@ def _wanted(config: SessionConfig) -> bool:
 
 def _raw_format(config: SessionConfig) -> AudioFormat:
     """Return the format of the session's output if it is raw, otherwise pcm16 at its rate."""
-    audio = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
+    audio = config.output_audio.encoded
     return audio if audio.is_raw else AudioFormat(sample_rate=audio.sample_rate)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.container import parse_audio_format
@@ -18,11 +19,13 @@ from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioEncoding, AudioFormat,
 from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
-from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.failure import new_id
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, AnswerFields, ConfigurationPatch
 from omni_ws.wire.openai_requests import ChatRequest, HistoryMessage
 from omni_ws.wire.openai_responses import ResponseOptions
+
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
 
 
 def configure(
@@ -36,7 +39,7 @@ def configure(
     """
     with _client_names(conversation):
         config = conversation.configure(patch.fields, field_names=patch.name_in_body)
-        target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
+        target = config.output_audio.encoded
         _check_encodable(target)
     if samples:
         conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})

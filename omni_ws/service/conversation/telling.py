@@ -2,11 +2,11 @@
 
 A Telling waits for the next pause of both sides: nobody speaks, not even perhaps, no request is open, and nothing
 sounds. Then it is a request of its own, which interrupts nothing: the model puts the text into its own words. If that
-answer ends before anything of it was heard, as the user interrupts it, the telling leaves the history and waits again.
-One telling is told at a time.
+answer ends before anything of it was heard, as the user interrupts it, the telling leaves the history and waits
+again. One telling is told at a time.
 
-A tool with ``async: true`` works while the talk goes on. As its call is made, the model is given WORKING as the result;
-the client's result is a Telling.
+A tool with ``async: true`` works while the talk goes on. As its call is made, the model is given WORKING as the
+result; the client's result is a Telling.
 """
 
 from __future__ import annotations
@@ -93,6 +93,15 @@ class Telling:
     def size(self) -> int:
         """The bytes that are charged for it."""
         return len(self.text.encode()) + _TELLING_BYTES
+
+    def stop(self, stopped: bool) -> None:
+        """Note that a client has cancelled it, or that the user has said something else since."""
+        self.stopped = stopped
+
+    def fail(self) -> bool:
+        """Note that a request for it has failed. Return whether it is tried again."""
+        self.tries += 1
+        return self.tries < MAX_TRIES
 
 
 class SavedTelling(msgspec.Struct, frozen=True):
@@ -211,7 +220,7 @@ class Tellings:
         self._look(now)
         if by_user:
             for one in self._waiting:
-                one.stopped = False
+                one.stop(False)
         if since is None:
             self._due = None
         elif self._due is None or since > now:  # it is longer ago otherwise
@@ -224,7 +233,7 @@ class Tellings:
         """
         meant = request_id if named is None else named.request_id
         if self._current is not None and meant in (None, self._request_id):
-            self._current.stopped = True
+            self._current.stop(True)
 
     def get_timer(self) -> float | None:
         """Return when ``speak`` may have something to do; None if nothing depends on time."""
@@ -300,8 +309,7 @@ class Tellings:
 
     def _failed(self, telling: Telling, now: float) -> None:
         """Try a telling whose request has failed later again; in the end only let the model know it."""
-        telling.tries += 1
-        if telling.tries < MAX_TRIES:
+        if telling.fail():
             self._not_before = now + RETRY_SEC
             self._wait_again(telling)
             return

@@ -1,8 +1,8 @@
 """The outputs of a running answer as a store keeps them, and how a restored conversation goes on behind them.
 
 A record of a session in a store is a snapshot, a SavedSession, and a log of what happened since. Everything that a
-session tells makes another snapshot, except what it tells many times in an answer: text, fragments of tool calls, audio
-and interim transcripts. These are in the log, audio as its place and its words.
+session tells makes another snapshot, except what it tells many times in an answer: text, fragments of tool calls,
+audio and interim transcripts. These are in the log, audio as its place and its words.
 """
 
 from __future__ import annotations

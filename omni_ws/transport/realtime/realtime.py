@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from omni_ws.core.chunks import (
-    AudioFormat,
     FinalChunk,
     FinishReason,
     InputChunk,
@@ -439,8 +438,7 @@ class RealtimeDialect(SessionDialect):
         self._audio_share.resize(0)
 
     def _duration_ms(self, size: int) -> int:
-        audio = self._conversation.configuration.effective.input_audio
-        return round(AudioFormat(audio.format, audio.sample_rate, audio.channels).duration_ms(size))
+        return round(self._conversation.configuration.effective.input_audio.encoded.duration_ms(size))
 
     # spoken turns
 

@@ -409,9 +409,8 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     if from_query is not None and not isinstance(from_query, dict):
         raise InvalidValue("input_audio must be an object", param="input_audio")
     defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
-    default = AudioFormat(defaults.format, defaults.sample_rate, defaults.channels)
     try:
-        audio = parse_audio_mime(content_type, default=default)
+        audio = parse_audio_mime(content_type, default=defaults.encoded)
     except (InvalidValue, UnsupportedFormat) as error:
         error.about(param="Content-Type")
         raise

@@ -198,8 +198,7 @@ class PhoneCall(SoleConnection):
     def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds, thinking_sound: bool) -> None:
         """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
         super().__init__(connection, session, rounds=rounds)
-        audio = self._conversation.configuration.effective.output_audio
-        sound_format = AudioFormat(audio.format, audio.sample_rate)
+        sound_format = self._conversation.configuration.effective.output_audio.encoded
         self._thinking = ThinkingSound(sound_format, self._sound) if thinking_sound else None
         #: The keys of the entry in progress, and the timer that completes it.
         self._keys = ""
