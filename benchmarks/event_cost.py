@@ -97,14 +97,14 @@ async def main() -> None:
     frames = messages()
     with tempfile.TemporaryDirectory() as folder:
         if options.record:
-            from omni_ws.service.observing.profiling import ProfileKind, ProfileRequest, ProfileStop, Profiling
+            from omni_ws.service.observing.profiling import ProfileKind, ProfileRequest, Profiling
 
             profiling = Profiling(engine, factory.observers, Path(folder))
             await profiling.start(ProfileRequest(run_id="cost"))
         await batch(live, frames)
         print(json.dumps([await batch(live, frames) for _ in range(options.batches)]))
         if options.record:
-            finished = await profiling.stop(ProfileStop(ProfileKind.WHOLE))
+            finished = await profiling.stop(ProfileKind.WHOLE)
             assert finished is not None
             assert finished.dropped_events == 0
     factory.speech_workers.close()

@@ -161,7 +161,11 @@ def with_usage_errors(serve: Callable[[], int]) -> int:
 def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], object] | None = None) -> int:
     check_exposure(config)
     if fetch:
-        if not _fetched(config):
+        from omni_ws.tools.weights import fetch_for_start
+
+        try:
+            fetch_for_start(config)
+        except KeyboardInterrupt:
             return INTERRUPTED
         if config.chooses_llm:  # a language model is large: the server fetches it while it runs
             config = config.model_copy(update={"llm": config.llm.model_copy(update={"fetch": True})})
@@ -187,17 +191,6 @@ def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
     except OSError as error:
         _print_error(_explain(error, config))
     return FAILURE
-
-
-def _fetched(config: ServerConfig) -> bool:
-    """Fetch weights, and return whether to start the server: False only if the user interrupted the fetch."""
-    from omni_ws.tools.weights import fetch_for_start
-
-    try:
-        fetch_for_start(config)
-    except KeyboardInterrupt:
-        return False
-    return True
 
 
 def _explain(error: OSError, config: ServerConfig) -> str:

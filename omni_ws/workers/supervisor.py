@@ -46,14 +46,13 @@ def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] |
     keys = configured_keys(config)
     check_exposure(config)
     check_available(config)
-    return asyncio.run(_supervise(config, keys, listening))
 
+    async def supervise() -> int:
+        supervisor = Supervisor(config, keys)
+        logger.info("omni_ws %s starts %d workers", __version__, config.workers)
+        return await supervisor.run(listening)
 
-async def _supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: Callable[[int], object] | None) -> int:
-    """Run a server of several workers to its end, and return the exit status."""
-    supervisor = Supervisor(config, keys)
-    logger.info("omni_ws %s starts %d workers", __version__, config.workers)
-    return await supervisor.run(listening)
+    return asyncio.run(supervise())
 
 
 #: The time, after the drain, in which a worker has to close its connections and its engine. Then it is killed.
@@ -251,7 +250,7 @@ class Supervisor:
             case MessageKind.REPLY:
                 self._questions.answered(message.number, message.payload)
             case MessageKind.LAST_METRICS:
-                self._questions.counted(member, message.payload)
+                member.count(pickle.loads(message.payload))
 
     # life of the workers
 
@@ -483,8 +482,6 @@ class Member:
         #: Whether the worker is to end, and is not to be replaced.
         self.leaving = False
         self.ended = asyncio.Event()
-        #: The exit status of the process; if negative, the signal that killed it.
-        self.status: int | None = None
         #: The metrics that the worker reported last.
         self.counted: list[Family] = []
         self._start = start
@@ -533,14 +530,16 @@ class Member:
         return self._silent_looks - 1
 
     async def wait(self) -> int:
-        """Wait until the process has ended and all its messages have arrived. Return its exit status."""
+        """Wait until the process has ended and all its messages have arrived.
+
+        Returns its exit status; if negative, the signal that killed it.
+        """
         status = await self._process.wait()
         try:
             async with asyncio.timeout(_LAST_MESSAGES_SEC):
                 await self._closed.wait()
         except TimeoutError:  # a child process of the worker has kept the channel open
             self.channel.close()
-        self.status = status
         self.ended.set()
         return status
 
@@ -559,7 +558,7 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        return self.status is None
+        return not self.ended.is_set()
 
     def give(self, connection: GivenConnection) -> None:
         """Send the worker a connection to serve."""
@@ -695,10 +694,6 @@ class Questions:
             _, waiting = self._waiting[number]
             if not waiting.done():
                 waiting.set_result(pickle.loads(payload))
-
-    def counted(self, member: Member, payload: bytes) -> None:
-        """Keep the final metrics of a worker that is about to end."""
-        member.count(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
         """Add the metrics of a worker that has ended to the sum, and stop waiting for answers from it."""

@@ -757,8 +757,8 @@ class WatchedPeer(ABC):
         return self._keep_alive.get_timer(listening=listening)
 
 
-class SoleConnection(WatchedPeer, Attachment):
-    """Base class of Attachments of sessions that end with their connection: handles pauses, timers and the end.
+class ConnectedSession(WatchedPeer, Attachment):
+    """Base class of Attachments of sessions to connections: handles pauses, and writes in the next pass of the loop.
 
     A subclass receives the messages of the client, and writes the messages of the outbox.
     """
@@ -774,12 +774,6 @@ class SoleConnection(WatchedPeer, Attachment):
         self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
         self._reading_paused = False
         self._flush_scheduled = False
-        #: Done when the session ends, with the reason to close with; None if the client ended it.
-        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
-
-    @abstractmethod
-    def connection_closing(self) -> None:
-        """End the session: the connection is lost, or being closed."""
 
     @abstractmethod
     def _flush(self) -> None:
@@ -789,6 +783,50 @@ class SoleConnection(WatchedPeer, Attachment):
     def _input_blocked(self) -> bool:
         """Whether reading must pause: the outbox is full, or the conversation has no room for input."""
         return self._outbox.full or self._conversation.input_full()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self._connection.pause_reading(Pause.SESSION)
+
+    def input_may_continue(self) -> None:
+        if self._reading_paused and not self._input_blocked:
+            self._reading_paused = False
+            self._connection.resume_reading(Pause.SESSION)
+
+    output_has_room = input_may_continue
+
+    def input_refused(self, error: OmniError) -> None:
+        self._session.end(error)
+
+    def reading_changed(self) -> None:
+        if not self._listening:
+            return
+        if self._connection.is_reading:
+            self._conversation.hold_time(False, now=self._connection.touch())
+        else:
+            self._conversation.hold_time(True, now=self._loop.time())
+
+    def output_ready(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def time_is_up(self, error: OmniError) -> None:
+        self._session.end(error)
+
+
+class SoleConnection(ConnectedSession):
+    """Base class of Attachments of sessions that end with their connection."""
+
+    def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds) -> None:
+        super().__init__(connection, session, rounds=rounds)
+        #: Done when the session ends, with the reason to close with; None if the client ended it.
+        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
+
+    @abstractmethod
+    def connection_closing(self) -> None:
+        """End the session: the connection is lost, or being closed."""
 
     def session_over(self, error: OmniError | None) -> None:
         if not self._over.done():
@@ -801,43 +839,14 @@ class SoleConnection(WatchedPeer, Attachment):
     def _listening(self) -> bool:
         return self._session.is_open
 
-    # input
-
     def _pause_if_blocked(self) -> None:
-        if not self._reading_paused and self._input_blocked:
-            self._reading_paused = True
-            self._connection.pause_reading(Pause.SESSION)
-
-    def input_refused(self, error: OmniError) -> None:
-        self._session.end(error)
-
-    def input_may_continue(self) -> None:
-        if self._reading_paused and not self._input_blocked:
-            self._reading_paused = False
-            self._connection.resume_reading(Pause.SESSION)
-
-    output_has_room = input_may_continue
+        if self._input_blocked:
+            self._pause_reading()
 
     def reading_changed(self) -> None:
-        if not self._listening:
-            return
-        if self._connection.is_reading:
-            self._conversation.hold_time(False, now=self._connection.touch())
-        else:
-            self._conversation.hold_time(True, now=self._loop.time())
-        self._watch_peer()
+        super().reading_changed()
+        if self._listening:
+            self._watch_peer()
 
     def receive_pong(self, data: bytes) -> None:
         pass  # ``heard_at`` of the connection is all that counts
-
-    # output
-
-    def output_ready(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    # time
-
-    def time_is_up(self, error: OmniError) -> None:
-        self._session.end(error)

@@ -26,18 +26,16 @@ from omni_ws.errors import (
 )
 from omni_ws.service.conversation.given_history import GivenHistory, check_history, give_history, told_history
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
-from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.native.connection import Pause, StreamConnection, WatchedPeer
+from omni_ws.transport.native.connection import ConnectedSession, StreamConnection
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
     Acknowledgements,
     GroupedAcknowledgements,
-    KeepAlive,
     PeerRounds,
 )
 from omni_ws.wire.frames import (
@@ -89,8 +87,10 @@ REPLACED_CLOSE_CODE: Final = 4409
 DELETED_CLOSE_CODE: Final = 4404
 
 
-class WebSocketSession(WatchedPeer, Attachment):
+class WebSocketSession(ConnectedSession):
     """The Attachment of a session to a native WebSocket: receives and sends frames, with backpressure and timers."""
+
+    _connection: StreamConnection
 
     def __init__(
         self,
@@ -102,29 +102,21 @@ class WebSocketSession(WatchedPeer, Attachment):
         rounds: PeerRounds,
     ) -> None:
         """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
-        self._connection: StreamConnection = connection
-        self._session = session
-        self._conversation = session.conversation
+        super().__init__(connection, session, rounds=rounds)
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
-        self._outbox = session.outbox
         self._observed = session.conversation.observed
         self._binary_audio = binary_audio
-        self._flush_scheduled = False
         #: Whether messages of the outbox may be written to this connection: from ``run`` to ``_stop_writing``.
         self._writing = False
         #: Set when there is nothing left to write, or it cannot be written here.
         self._emptied = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(rounds.settings, now=self._loop.time())
-        self._rounds = rounds
         #: Whether frames are received and sent: True until ``_leave``.
         self._serving = True
         #: Done by ``_leave``. Its result is a function that closes the connection; None if the connection is lost.
         self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
         kind = Acknowledgements if session.keeper is None else GroupedAcknowledgements
         self.acks = kind(self._stream, ack_clock.wait, self._acknowledge)
-        self._reading_paused = False
 
     # life
 
@@ -241,9 +233,6 @@ class WebSocketSession(WatchedPeer, Attachment):
             case _:
                 self._session.end(unexpected(error, where="the input of a session"))
 
-    def input_refused(self, error: OmniError) -> None:
-        self._session.end(error)
-
     def _receive_control(self, frame: ClientFrame, now: float) -> None:
         conversation = self._conversation
         match frame:
@@ -320,26 +309,8 @@ class WebSocketSession(WatchedPeer, Attachment):
         self.acks.sent()
         return self._conversation.take_ack()
 
-    def _pause_reading(self) -> None:
-        if not self._reading_paused:
-            self._reading_paused = True
-            self._connection.pause_reading(Pause.SESSION)
-
-    def output_has_room(self) -> None:
-        if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
-            self._reading_paused = False
-            self._connection.resume_reading(Pause.SESSION)
-
-    def reading_changed(self) -> None:
-        if not self._listening:
-            return
-        if self._connection.is_reading:
-            self._conversation.hold_time(False, now=self._connection.touch())
-        else:
-            self._conversation.hold_time(True, now=self._loop.time())
-
     def input_may_continue(self) -> None:
-        self.output_has_room()
+        super().input_may_continue()
         self._acknowledge()  # with the new credit
 
     # output: what the outbox queues is written in the next pass of the event loop, one batch in each pass
@@ -353,12 +324,7 @@ class WebSocketSession(WatchedPeer, Attachment):
             self._output_failed(error)
         return True
 
-    def output_ready(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    resume_output = output_ready
+    resume_output = ConnectedSession.output_ready
 
     def _stop_writing(self) -> None:
         """Stop writing: the connection is closing, or another one has taken over the session."""
@@ -446,11 +412,6 @@ class WebSocketSession(WatchedPeer, Attachment):
     def _output_failed(self, error: Exception) -> None:
         # Not here: this may run inside the conversation.
         self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))
-
-    # time
-
-    def time_is_up(self, error: OmniError) -> None:
-        self._session.end(error)
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         self._connection.fail(code, reason)

@@ -450,6 +450,19 @@ async def test_a_session_that_its_owner_deletes_from_the_store_ends_where_it_is(
                 pass
 
 
+async def test_a_body_that_waits_for_another_is_refused_if_the_session_is_deleted_meanwhile() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+        async with first.using(session_id) as session:
+            async with first.keeper.feeding(session, {}, 0):
+                waits = asyncio.create_task(first.append(session_id, "b", 1))
+                await rest()
+                assert await second.store.delete(session_id, owner=None)
+                await session.ended.wait()  # as the first server gives its next sign of life
+            with pytest.raises(SessionNotFound, match="the session was deleted"):
+                await waits
+
+
 class Clock:
     """The wall clock, which shows what the loop's does."""
 
