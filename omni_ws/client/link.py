@@ -547,7 +547,7 @@ class Link:
                 return True
 
 
-def call_is_gone(ref: str | None = None) -> SessionConflict:
+def call_is_gone(ref: str | None) -> SessionConflict:
     """Return the error for the result of a tool call that an earlier session made."""
     return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
 

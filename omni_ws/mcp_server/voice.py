@@ -103,7 +103,7 @@ class ProgramVoice:
         async with self._devices:
             return await self._listen(seconds)
 
-    async def ask_person(self, question: str, seconds: float, *, voice: str | None = None) -> str:
+    async def ask_person(self, question: str, seconds: float, *, voice: str | None) -> str:
         """Speak a question on the loudspeaker, and return what is said to it."""
         self._check_microphone()
         async with self._devices:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import msgspec
 import orjson
@@ -29,15 +29,11 @@ FIELDS_OF_ROLE: Final = {
 SUMMARY: Final = "summary"
 
 
-class GivenItems(NamedTuple):
-    """What a client has given: messages, and a summary of what was said before them; empty if there is none."""
+def read_history_items(items: Any) -> tuple[Messages, str]:
+    """Return the messages of a client, and its summary of what was said before them; empty if there is none.
 
-    messages: Messages
-    summary: str
-
-
-def read_history_items(items: Any) -> GivenItems:
-    """Return the items. Raises InvalidValue and UnsupportedParameter, which name the place of the error."""
+    Raises InvalidValue and UnsupportedParameter, which name the place of the error.
+    """
     if not isinstance(items, list):
         raise InvalidValue("history_items must be a list of messages", param=FIELD)
     if len(items) > MAX_HISTORY_ITEMS:
@@ -51,7 +47,7 @@ def read_history_items(items: Any) -> GivenItems:
     if summary:  # its place stays, for the places in errors
         items = [{"role": "system", "content": summary}, *items[1:]]
     try:
-        return GivenItems(Messages(items, input_follows=True), summary)
+        return Messages(items, input_follows=True), summary
     except InvalidRequest as error:
         error.about(param=placed(error.param))
         raise

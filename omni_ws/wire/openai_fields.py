@@ -127,9 +127,7 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
             raise UnsupportedParameter(f"{name} is not supported here", param=name)
 
 
-def configuration_patch(
-    body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None
-) -> ConfigurationPatch:
+def configuration_patch(body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None) -> ConfigurationPatch:
     """Return the ``session_config`` fields of a body, from its fields of this name and from OpenAI's top-level ones.
 
     ``input_field`` is the field that contains the input; None if chunks bring the input.

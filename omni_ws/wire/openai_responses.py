@@ -60,6 +60,11 @@ class ResponseOptions:
     choices: int = 1
     logprobs: bool = False
 
+    def object(self, kind: str, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        """Return a whole response, or a chunk of one."""
+        head = {"id": self.completion_id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **extra}
+
 
 class ChatStream:
     """Encodes a streamed chat completion as chunks.
@@ -157,14 +162,7 @@ class ChatStream:
         return self._chunk([{"index": index, "delta": delta, "finish_reason": finish_reason}], **extra)
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-        return {
-            "id": self._options.completion_id,
-            "object": "chat.completion.chunk",
-            "created": self._options.created,
-            "model": self._options.model,
-            "choices": choices,
-            **extra,
-        }
+        return self._options.object("chat.completion.chunk", choices, **extra)
 
 
 def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
@@ -279,14 +277,8 @@ class ChatCompletion:
                 "expires_at": options.created + AUDIO_EXPIRES_SEC,
                 "transcript": self._choices[0].spoken,
             }
-        completion: dict[str, Any] = {
-            "id": options.completion_id,
-            "object": "chat.completion",
-            "created": options.created,
-            "model": options.model,
-            "choices": choices,
-            **_extra(chunk, options, usage_object(chunk.usage), whole=True),
-        }
+        extra = _extra(chunk, options, usage_object(chunk.usage), whole=True)
+        completion = options.object("chat.completion", choices, **extra)
         if self._transcript and options.input_transcript:
             told = {} if self._language is None else {"language": self._language}
             completion["input_transcript"] = {"text": " ".join(self._transcript), **told}
@@ -449,14 +441,7 @@ class Completion:
         }
 
     def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-        return {
-            "id": self._options.completion_id,
-            "object": "text_completion",
-            "created": self._options.created,
-            "model": self._options.model,
-            "choices": choices,
-            **extra,
-        }
+        return self._options.object("text_completion", choices, **extra)
 
 
 # ``/v1/audio/speech``: event streams, in two dialects.
@@ -528,7 +513,7 @@ class Transcription:
     None if unknown.
     """
 
-    def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool = False) -> None:
+    def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool) -> None:
         self._request = request
         self._language = language
         self._translates = translates

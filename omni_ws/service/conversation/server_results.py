@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.mcp.servers import CallKeeper, ListingState, McpCall, ToolServer
+from omni_ws.service.mcp.servers import CallKeeper, McpCall, ToolServer
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
@@ -27,7 +27,7 @@ class ServerResults(CallKeeper):
 
     def listing(self, server: ToolServer) -> None:
         """Tell the client the tools that the model has now, or that they could not be listed."""
-        if server.state is ListingState.LISTED:
+        if not server.pending and server.failure is None:
             self._conversation.followed(self._conversation.configuration.effective)
         # A single request fails by itself.
         if server.failure is not None and not self._conversation.stream.single_request:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -43,21 +42,14 @@ _MAX_NAMES: Final = 1024
 TOO_MANY: Final = f"at most {MAX_CALLS} calls may be made in one turn: answer without further calls"
 
 
-class ListingState(Enum):
-    """Whether the tools of a server are known."""
-
-    PENDING = "pending"
-    LISTED = "listed"
-    FAILED = "failed"
-
-
 @dataclass(slots=True, eq=False)
 class ToolServer:
     """One MCP server of a session. It has ``tools`` as long as they are listed."""
 
     settings: McpServer
     link: McpLink
-    state: ListingState = ListingState.PENDING
+    #: Whether its tools are still to be listed.
+    pending: bool = True
     tools: list[McpTool] = field(default_factory=list)
     failure: McpFailure | None = None
     listing: asyncio.Task[None] | None = None
@@ -70,9 +62,9 @@ class ToolServer:
         """Let ``work`` list its tools."""
         self.listing = asyncio.create_task(work, name=f"tools of {self.label}")
 
-    def became(self, state: ListingState, *, tools: Sequence[McpTool] = (), failure: McpFailure | None = None) -> None:
-        """Note how the listing ended."""
-        self.state, self.tools, self.failure = state, list(tools), failure
+    def know(self, tools: Sequence[McpTool] = (), *, failure: McpFailure | None = None) -> None:
+        """Note its tools, or why they cannot be known."""
+        self.pending, self.tools, self.failure = False, list(tools), failure
 
     def configured(self, settings: McpServer) -> None:
         """Take over other settings for the same URL and credentials."""
@@ -269,12 +261,12 @@ class ToolServers:
         try:
             tools = await server.link.tools()
             await run_work(Work.BODIES, _check_tools, tools)  # up to some megabytes of schemas
-            server.became(ListingState.LISTED, tools=tools)
+            server.know(tools)
             self._offer()
         except McpFailure as failure:
-            server.became(ListingState.FAILED, failure=failure)
+            server.know(failure=failure)
         except OmniError as error:
-            server.became(ListingState.FAILED, failure=McpFailure("protocol_error", error.message))
+            server.know(failure=McpFailure("protocol_error", error.message))
         self._tell_listing(server)
 
     def _offer(self) -> None:
@@ -294,9 +286,9 @@ class ToolServers:
         for server in [*self._servers.values()]:
             if server.listing is not None:
                 await asyncio.wait([server.listing])
-            if server.state is ListingState.FAILED:
-                why = "" if server.failure is None else f": {server.failure.message}"
-                raise InvalidValue(f"the tools of the MCP server {server.label!r} are not known{why}", param="tools")
+            if server.failure is not None:
+                why = f"the tools of the MCP server {server.label!r} are not known: {server.failure.message}"
+                raise InvalidValue(why, param="tools")
 
     def expanded(self, tools: Any) -> Any:
         """Return ``tools`` of one answer with the label of each server replaced by its tools.

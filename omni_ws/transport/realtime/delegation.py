@@ -13,9 +13,10 @@ their outputs: two pieces of work at once do not wait for each other. Messages b
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -64,33 +65,33 @@ DELEGATE_RULE: Final = (
 MAX_DELEGATIONS: Final = 256
 
 
-class Delegations(Protocol):
+class Delegations(ABC):
     """What a kind of delegation does. Methods raise an InvalidRequest for what is refused."""
 
-    @property
-    def shown(self) -> Delegation:
-        """The settings in effect, as the client sees them."""
-        ...
+    def __init__(self, dialect: LiveDialect, settings: Delegation) -> None:
+        self._dialect = dialect
+        #: The settings in effect, as the client sees them.
+        self.shown = settings
 
+    @abstractmethod
     def opened(self, call_id: str, arguments: str) -> None:
         """Begin the work of a call that the model has made: it has handed work over."""
-        ...
 
+    @abstractmethod
     def receive(self, event: Mapping[str, Any]) -> None:
         """Handle a ``response.create`` or a ``response.item.create`` of the client."""
-        ...
 
+    @abstractmethod
     def update(self, given: Delegation) -> None:
-        """Apply the ``delegation`` of a ``session.update``, which is of this kind."""
-        ...
+        """Apply the ``delegation`` of a ``session.update``, which is of this kind: what it leaves out stays."""
 
     def check(self, delegation_id: str) -> None:
         """Raise an InvalidRequest unless the client may append context to this delegation."""
-        ...
+        raise InvalidValue("Unknown client delegation.", param="delegation_id")
 
+    @abstractmethod
     def close(self) -> None:
-        """End all work, with the session."""
-        ...
+        """End all work, with the session. May be called repeatedly."""
 
 
 def delegation_created(call_id: str, target: str, offset_ms: int, **fields: Any) -> Event:
@@ -99,12 +100,11 @@ def delegation_created(call_id: str, target: str, offset_ms: int, **fields: Any)
     return {"type": "session.delegation.created", "offset_ms": offset_ms, "delegation": delegation}
 
 
-class ClientDelegations:
+class ClientDelegations(Delegations):
     """The application does the work, and tells about it by appended context."""
 
     def __init__(self, dialect: LiveDialect, settings: ClientDelegation) -> None:
-        self.shown: Delegation = settings
-        self._dialect = dialect
+        super().__init__(dialect, settings)
         self._open: dict[str, None] = {}
 
     def opened(self, call_id: str, arguments: str) -> None:
@@ -123,7 +123,7 @@ class ClientDelegations:
 
     def check(self, delegation_id: str) -> None:
         if delegation_id not in self._open:
-            raise InvalidValue("Unknown client delegation.", param="delegation_id")
+            super().check(delegation_id)
 
     def close(self) -> None:
         self._open.clear()
@@ -198,16 +198,15 @@ class _Response:
         return self.event("response.created" if status == "in_progress" else f"response.{status}", response=snapshot)
 
 
-class ResponsesDelegations:
-    """The Delegations of a session with ``delegation.type`` ``responses``. Raises an InvalidRequest for wrong settings.
+class ResponsesDelegations(Delegations):
+    """A second chat does the work, and all results come from it. Raises an InvalidRequest for wrong settings.
 
     The chat opens with the first work, and opens again if its engine has failed for good.
     """
 
     def __init__(self, dialect: LiveDialect, settings: ResponsesDelegation) -> None:
-        self._dialect = dialect
+        super().__init__(dialect, settings)
         self._settings = settings.responses or ResponsesConfig()
-        self.shown: Delegation = settings
         self._check(self._settings)
         self._chat: Chat | None = None
         self._share = Share(dialect.conversation.account)
@@ -253,7 +252,6 @@ class ResponsesDelegations:
         chat.conversation.answer_with(AnswerOptions(parallel_tool_calls=parallel, upstream=upstream))
 
     def update(self, given: Delegation) -> None:
-        """Apply the ``delegation`` of a ``session.update``: what it leaves out stays."""
         if not isinstance(given, ResponsesDelegation):
             raise immutable("session.delegation.type")
         changes = {} if given.responses is None else _set_fields(given.responses)
@@ -269,14 +267,9 @@ class ResponsesDelegations:
         shown = structs.replace(self.shown, **_set_fields(given))
         self.shown = structs.replace(shown, responses=settings)
 
-    def check(self, delegation_id: str) -> None:
-        """Refuse context about a delegation: its results come from the chat."""
-        raise InvalidValue("Unknown client delegation.", param="delegation_id")
-
     # work
 
     def opened(self, call_id: str, arguments: str) -> None:
-        """Begin the work of a call that the voice has made."""
         response_id = new_id("resp_")
         created = delegation_created(call_id, "responses", self._dialect.now_ms, response_id=response_id)
         self._dialect.send([created])
@@ -322,7 +315,6 @@ class ResponsesDelegations:
         return self._chat
 
     def close(self) -> None:
-        """End all work, with the session. Idempotent."""
         if self._chat is not None:
             self._chat.close()
         self._running.clear()
@@ -333,7 +325,6 @@ class ResponsesDelegations:
     # events of the client
 
     def receive(self, event: Mapping[str, Any]) -> None:
-        """Handle a ``response.create`` or a ``response.item.create``."""
         if event["type"] == "response.item.create":
             self._buffer(object_field(event, "item"))
         else:

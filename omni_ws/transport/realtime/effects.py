@@ -103,7 +103,7 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
 class Effects:
     """The effects of one session's fields that are not in ``session_config``: on its history and its answers."""
 
-    def __init__(self, conversation: Conversation, media: Collection[str] = ()) -> None:
+    def __init__(self, conversation: Conversation, media: Collection[str]) -> None:
         """``media`` are the names of the fields of ``session_config`` that the transport decides."""
         self._conversation = conversation
         self._decided = [path for name, path in _OF_MEDIA.items() if name in media]

@@ -130,9 +130,9 @@ class LiveDialect(SessionDialect):
         session: Session,
         factory: SessionFactory,
         *,
-        max_sec: float | None = None,
+        max_sec: float | None,
         media: AudioFormat | None = None,
-        forked: KeptLive | None = None,
+        forked: KeptLive | None,
     ) -> None:
         """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
         of the tracks that carry the audio, if events do not. ``forked``: the session with which it begins."""

@@ -98,7 +98,7 @@ class LivePlayer:
         play: Callable[[bytes, float, float], None],
         heard: Callable[[Heard], None],
         *,
-        silence: bool = True,
+        silence: bool,
     ) -> None:
         self._play = play
         self._heard = heard

@@ -13,7 +13,7 @@ from omni_ws.core.quota import keep_newest
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.server_results import result_chunk
 from omni_ws.service.failure import new_id
-from omni_ws.service.mcp.servers import CallKeeper, ListingState, McpCall, ToolServer, ToolServers
+from omni_ws.service.mcp.servers import CallKeeper, McpCall, ToolServer, ToolServers
 from omni_ws.transport.realtime.items import ConversationItems, Event, RealtimeResponse
 from omni_ws.wire.mcp_servers import is_mcp, without_credentials
 from omni_ws.wire.realtime_events import Id, Item, RealtimeRefusal, error_event, item_event, read
@@ -90,7 +90,7 @@ class McpItems(CallKeeper):
 
     def listing(self, server: ToolServer) -> None:
         item_id = self._listings.setdefault(server.label, new_id("mcpl_"))
-        if server.state is ListingState.PENDING:
+        if server.pending:
             self._send([{"type": "mcp_list_tools.in_progress", "item_id": item_id}])
             return
         del self._listings[server.label]
