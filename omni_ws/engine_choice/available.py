@@ -5,49 +5,42 @@ It looks for weights, for voices, for the model that detects the ends of turns, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import orjson
 
 from omni_ws.audio.vad import PACKAGE as DETECTOR_PACKAGE
 from omni_ws.audio.vad import WEIGHTS as DETECTOR
 from omni_ws.audio.vad import has_runtime
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
-from omni_ws.config.parts import AUTO, FETCHED_LLMS, PartConfig
+from omni_ws.config.parts import AUTO, FETCHED_LLMS, LOCAL_PORTS, PartConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
+from omni_ws.core.json_values import check_values
 from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
 from omni_ws.engine.llm.coming import growing_llm
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineFailed, InvalidFrame
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
 from omni_ws.weights.sources import PinnedWeights, pinned_weights
 
 if TYPE_CHECKING:
     from omni_ws.audio.smart_turn import SmartTurn
-
-
-import asyncio
-import os
-import sys
-import tomllib
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
-from typing import Any, TypeVar
-
-import orjson
-
-from omni_ws.config.parts import LOCAL_PORTS
-from omni_ws.core.json_values import check_values
-from omni_ws.errors import InvalidFrame
 
 log = logging.getLogger(__name__)
 

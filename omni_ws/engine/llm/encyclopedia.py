@@ -144,10 +144,7 @@ _WORDS: Final = read("encyclopedia")["making"]
 _FIELDS: Final = frozenset(_WORDS["fields"])
 _LONGEST_NAME: Final = 40
 _OF_A_PHRASE: Final = re.compile(r"(?:in|on|of|at|by|as|for|from|with)\b")
-_ALIAS: Final = re.compile(
-    r",|\b(?:or|and|also|commonly|formally|officially|sometimes|often|usually|simply|better|popularly|shortened to|"
-    r"known (?:simply )?as|called|referred to as|abbreviated(?: as| to)?)\b"
-)
+_ALIAS: Final = re.compile(rf",|\b(?:{_WORDS['before_alias']})\b")
 _ACRONYM: Final = re.compile(r"\(([A-Z][A-Z.]{1,6})[,;)]")
 _HE_OR_SHE: Final = re.compile(r"\b(?:[Hh]e|[Ss]he|[Hh]is|[Hh]im|[Hh]er)\b")
 _SPAN: Final = (
@@ -156,10 +153,7 @@ _SPAN: Final = (
 )
 _YEARS: Final = re.compile(rf"(?<![\d.,]){_SPAN}(?![.,]?\d)")
 _LIFE: Final = re.compile(rf"\((?:born |c\. )?{_SPAN}\)$")
-_IN_OFFICE: Final = re.compile(
-    r"\b(?:president|minister|chancellor|leader|ruler|governor|king|queen|pope|emperor|empress|sultan|caliph|pharaoh|shah)\b",
-    re.I,
-)
+_IN_OFFICE: Final = re.compile(rf"\b(?:{'|'.join(_WORDS['in_office'].split())})\b", re.I)
 _PARTICLES: Final = frozenset(_WORDS["particles"].split())
 _NO_LAST_NAMES: Final = frozenset(_WORDS["no_last_names"].split())
 #: Roman numerals → what is said for them.

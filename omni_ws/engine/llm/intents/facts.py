@@ -11,36 +11,12 @@ from omni_ws.engine.llm.plain_words import Asked, Slots, plain_words, read
 
 _TITLED: Final = re.compile(r"^(?:the )?(?P<kind>[a-z]+) (?P<name>.+)$")
 _BY: Final = re.compile(r"\bby (?P<maker>[A-Z].*?)(?:,|$| in \d| around \d| on )")
+_KINDS: Final = read("encyclopedia")["kinds"]
 #: What was done → what an article's description calls such a work.
-_WORKS: Final = {
-    verb: re.compile(rf"\b(?:{works})\b", re.I)
-    for verb, works in (
-        ("wrote", "novels?|novella|book|play|tragedy|comedy|poem|epic|story|tale|treatise|work|essay|memoir"),
-        ("painted", "paintings?|fresco|mural|portrait"),
-        ("composed", "opera|symphony|ballet|concertos?|composition|song|sonatas?|oratorio|suite"),
-        ("directed", "film"),
-        ("made", "sculpture|statue|painting|film"),
-        ("sang", "song|single|album"),
-    )
-}
-_DID: Final = {
-    "written": "wrote",
-    "author": "wrote",
-    "painter": "painted",
-    "composer": "composed",
-    "director": "directed",
-    "sculpted": "made",
-    "sculptor": "made",
-    "singer": "sang",
-}
-_PLACE: Final = re.compile(
-    r"\b(?:city|cities|country|capital|river|mountains?|islands?|lake|ocean|sea|desert|region|state|continent|peninsula|town|"
-    r"province|volcano|strait|bay|gulf|tower|building|temple|palace|church|bridge|canal|waterfall|archipelago|site|wall|"
-    r"museum|monument|mausoleum)\b",
-    re.I,
-)
-
-
+_WORKS: Final = {did: re.compile(rf"\b(?:{works})\b", re.I) for did, works in _KINDS["works"].items()}
+_DID: Final[dict[str, str]] = _KINDS["did"]
+_PLACE: Final = re.compile(rf"\b(?:{'|'.join(_KINDS['places'].split())})\b", re.I)
+_WITH_THE: Final = re.compile("|".join(_KINDS["with_the"]))
 _PRONOUNS: Final = ("he", "she", "it", "him", "her", "that", "they")
 
 
@@ -132,12 +108,6 @@ def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
 def _countries_by_capital() -> dict[str, str]:
     """Capitals, in plain words → the first country that has it."""
     return {plain_words(facts["capital"]): name for name, facts in reversed(read("countries").items())}
-
-
-_WITH_THE: Final = re.compile(
-    "(?:United|Netherlands|Philippines|Dominican Rep|Central African|Maldives|Bahamas|Gambia|Democratic|Republic|"
-    "Marshall|Solomon|Seychelles|Comoros)|.* Islands$"
-)
 
 
 def country(asked: Asked, slots: Slots) -> str | None:
