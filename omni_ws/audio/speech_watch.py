@@ -137,7 +137,7 @@ class Unfinished(Enum):
 
 
 class PauseWords:
-    """What a recogniser tells of the words of the current turn, while it is spoken: nothing. Read by other threads."""
+    """What a recogniser tells of the words of a turn, while it is spoken. This one does not. Read by other threads."""
 
     #: How many times it has told the words in a pause, and what they say that it told last.
     told = 0
