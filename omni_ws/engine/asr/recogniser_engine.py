@@ -364,6 +364,10 @@ class Transcript:
         if guessed is not None:
             asyncio.wrap_future(self._work).add_done_callback(self._on_done)
 
+    @property
+    def done(self) -> bool:
+        return self._work.done()
+
     def _tell_untimed(self, recognised: Recognised) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._guess, recognised)
