@@ -36,7 +36,7 @@ from benchmarks.embedded import (
     percentile,
     talk,
 )
-from benchmarks.server_process import free_port, serving, wait_until_ready
+from benchmarks.server_process import free_port, serving
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, SpeechStarted, connect
@@ -102,7 +102,6 @@ def with_voice(bounds: Bounds, voice: str, flags: Sequence[str], turns: int, par
         tempfile.TemporaryDirectory() as profiles,
         serving(*flags, "--profiler.root", profiles, "--log-level", "warning", port=port) as server,
     ):
-        wait_until_ready(port)
         bounds.at_most(f"{voice}: start, with the weights in the cache", time.perf_counter() - began, MAX_START)
         spoken = ("--file", str(CLIP), "--open-mic", "semantic_vad", "--sessions", "1")
         benched(url, *spoken, "--turns", "1")  # warm-up

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -48,16 +48,11 @@ class CallTurn:
         #: How far the session knew the answer to be played, and when.
         self.played: list[tuple[float, float]] = []
 
-    def name(
-        self, turn_id: str, began_ms: float | None = None, ended_ms: float | None = None, told_at: float | None = None
-    ) -> None:
+    def name(self, turn_id: str, speech: Sequence[float | None], stopped_at: float | None) -> None:
         """Note the turn of the session, with what was told of its speech before the request was."""
         self.turn_id = turn_id
-        self.speech = [
-            self.speech[0] if began_ms is None else began_ms,
-            self.speech[1] if ended_ms is None else ended_ms,
-        ]
-        self.stopped_at = self.stopped_at if told_at is None else told_at
+        self.speech = [was if told is None else told for was, told in zip(self.speech, speech, strict=True)]
+        self.stopped_at = self.stopped_at if stopped_at is None else stopped_at
 
     def start(self, at: float, frame: Mapping[str, Any], *, typed: str, input_from_ms: float) -> None:
         self.started_at = at
@@ -186,7 +181,7 @@ class Story:
         """Note the turn that a frame names, with what is known of its speech."""
         turn_id = frame.get("turn_id")
         if isinstance(turn_id, str) and turn.turn_id is None:
-            turn.name(turn_id, *self._speech.pop(turn_id, ()), told_at=self._stopped.pop(turn_id, None))
+            turn.name(turn_id, self._speech.pop(turn_id, (None, None)), self._stopped.pop(turn_id, None))
 
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
         if (turn := self._turn(at, frame.get("request_id"))) is not None:
