@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.chromium import chromium_path, page_with_speech
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, serving
 
 #: Silence after the words: for turn detection, the answer and a pause.
 _PAUSE_SEC: Final = 5
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> bool:
     options = parser.parse_args(arguments)
     path = chromium_path(parser)
     port = free_port()
-    with running("omni_ws", "serve", "--engine", "embedded", port=port):
+    with serving("--engine", "embedded", port=port):
         turns = asyncio.run(_talk(path, port, 3 if options.quick else options.turns))
     return _report(turns)
 

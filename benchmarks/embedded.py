@@ -25,14 +25,7 @@ from typing import Any, Final
 
 import websockets
 
-from benchmarks.server_process import (
-    child_processes,
-    cpu_seconds_of_all,
-    free_port,
-    proportional_mib,
-    running,
-    wait_until_ready,
-)
+from benchmarks.server_process import child_processes, cpu_seconds_of_all, free_port, proportional_mib, running, serving
 from omni_ws.caller.script import PIECE_SEC, beside, say, speech_of
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
@@ -246,8 +239,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     port = free_port()
     print("### The embedded engine: default parts\n")
     began = time.perf_counter()
-    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "warning", port=port) as process:
-        wait_until_ready(port)
+    with serving("--engine", "embedded", "--log-level", "warning", port=port) as process:
         started = time.perf_counter() - began
         met = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/streaming_input", process.pid, options))
     limit = f"≤ {MAX_START:g} s: {'met' if started <= MAX_START else 'MISSED'}"

@@ -36,7 +36,7 @@ from benchmarks.embedded import (
     percentile,
     talk,
 )
-from benchmarks.server_process import free_port, running, wait_until_ready
+from benchmarks.server_process import free_port, serving
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, SpeechStarted, connect
@@ -100,9 +100,8 @@ def with_voice(bounds: Bounds, voice: str, flags: Sequence[str], turns: int, par
     began = time.perf_counter()
     with (
         tempfile.TemporaryDirectory() as profiles,
-        running("omni_ws", "serve", *flags, "--profiler.root", profiles, "--log-level", "warning", port=port) as server,
+        serving(*flags, "--profiler.root", profiles, "--log-level", "warning", port=port) as server,
     ):
-        wait_until_ready(port)
         bounds.at_most(f"{voice}: start, with the weights in the cache", time.perf_counter() - began, MAX_START)
         spoken = ("--file", str(CLIP), "--open-mic", "semantic_vad", "--sessions", "1")
         benched(url, *spoken, "--turns", "1")  # warm-up
@@ -180,11 +179,11 @@ def with_the_fake_engine(bounds: Bounds, sessions: int) -> None:
     """What listening, interrupting and the timers cost, with an engine that takes no time."""
     port = free_port()
     flags = ("--streaming-input.session-timeout-sec", "1", "--log-level", "warning")
-    with running("omni_ws", "serve", "--engine", "fake", *flags, port=port):
+    with serving("--engine", "fake", *flags, port=port):
         bounds.at_most("silence of 1 s → the session is closed, late by", asyncio.run(late_timer(port)), MAX_LATE_TIMER)
     port = free_port()
     url = f"ws://127.0.0.1:{port}/v1/streaming_input"
-    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port):
+    with serving("--engine", "fake", "--log-level", "warning", port=port):
         clips = [Clip.load(name) for name in CLIPS]
         begins = [asyncio.run(speech_started(url, clip)) for clip in clips]
         bounds.at_most("speech begins → speech_started, the latest", max(begins), MAX_SPEECH_STARTED)
@@ -243,7 +242,7 @@ def ends_at_once(bounds: Bounds) -> None:
     """A second signal, while an answer that takes ten minutes is being waited for."""
     port = free_port()
     flags = ("--fake.first-chunk-delay-ms", "600000", "--log-level", "warning")
-    with running("omni_ws", "serve", "--engine", "fake", *flags, port=port) as server:
+    with serving("--engine", "fake", *flags, port=port) as server:
         ended = asyncio.run(second_signal(f"ws://127.0.0.1:{port}/v1/streaming_input", server))
         bounds.at_most("a second SIGTERM → the end of a busy server", ended, MAX_END_AT_ONCE)
 

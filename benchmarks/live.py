@@ -22,7 +22,7 @@ import websockets
 from support.scripted_upstream import says, upstream
 
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, first_events, microphone
-from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
+from benchmarks.server_process import cpu_seconds_of_all, free_port, serving
 from omni_ws.caller.script import PIECE_SEC, beside, say
 from omni_ws.client import ClientSession, connect
 from omni_ws.client.audio import paced
@@ -106,9 +106,8 @@ async def _measured(rounds: int) -> bool:
     port = free_port()
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(upstream(says("I am only a voice, and I can't move.")))
-        serving = running("omni_ws", "serve", "--llm", model.url, "--log-level", "warning", port=port)
-        process = await asyncio.to_thread(stack.enter_context, serving)
-        await asyncio.to_thread(wait_until_ready, port)
+        server = serving("--llm", model.url, "--log-level", "warning", port=port)
+        process = await asyncio.to_thread(stack.enter_context, server)
         for number in range(-1, rounds):
             for clip in clips[:1] if number < 0 else clips:  # the first is a warm-up
                 for front, talk in fronts.items():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from benchmarks.embedded import Report, percentile, pings_while
-from benchmarks.server_process import free_port, running, wait_until_ready
+from benchmarks.server_process import free_port, serving
 from omni_ws.client import connect
 from omni_ws.errors import OmniError
 
@@ -91,8 +91,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     seconds = 2.0 if options.quick else options.seconds
     port = free_port()
     print("### Long texts\n")
-    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "error", port=port):
-        wait_until_ready(port)
+    with serving("--engine", "embedded", "--log-level", "error", port=port):
         return asyncio.run(measure(port, seconds=seconds))
 
 

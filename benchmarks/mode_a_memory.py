@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.server_process import cpu_seconds, free_port, memory_mib, peak_memory_mib, running
+from benchmarks.server_process import cpu_seconds, free_port, memory_mib, peak_memory_mib, serving
 
 #: Target: growth of the peak over the memory before the upload.
 MAX_GROWTH_MIB: Final = 64
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     print("|---|---|---|---|---|---|---|")
     for what, modalities in (("text (none, for audio)", "text"), ("the audio, echoed", "audio")):
         port = free_port()
-        with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
+        with serving("--engine", "fake", "--log-level", "warning", port=port) as process:
             upload(port, process.pid, 1 << 20, modalities)  # warm-up
             before, cpu = memory_mib(process.pid), cpu_seconds(process.pid)
             reader, seconds = upload(port, process.pid, size, modalities)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.chromium import CLIP, chromium_path, clip_seconds
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, serving
 from omni_ws.caller.script import frame_levels
 
 _WAYS: Final = ("websocket", "webrtc")
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> bool:
         parser.error("PulseAudio and its programs are not installed (Debian: pulseaudio, pulseaudio-utils)")
     rounds, turns = (1, 3) if options.quick else (options.rounds, options.turns)
     port = free_port()
-    with running("omni_ws", "serve", "--fetch", "--engine", "embedded", port=port), _sound_server() as environment:
+    with serving("--fetch", "--engine", "embedded", port=port), _sound_server() as environment:
         url = f"http://127.0.0.1:{port}/"
         found = asyncio.run(_measure(path, url, environment, rounds, turns))
         outside = asyncio.run(_outside(path, url, environment))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.chromium import chromium_path, clip_seconds, page_with_speech
-from benchmarks.server_process import child_processes, free_port, memory_mib, running
+from benchmarks.server_process import child_processes, free_port, memory_mib, serving
 
 _PERIOD_SEC: Final = 15
 _MIB: Final = 1 << 20
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> bool:
     options = parser.parse_args(arguments)
     path = chromium_path(parser)
     port = free_port()
-    with running("omni_ws", "serve", "--engine", "fake", port=port) as server:
+    with serving("--engine", "fake", port=port) as server:
         minutes = asyncio.run(_listen(path, port, server.pid, 3 if options.quick else options.minutes))
     return _report(minutes)
 

@@ -28,7 +28,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from benchmarks.chromium import chromium_path
-from benchmarks.server_process import cpu_seconds, free_port, running, wait_until_ready
+from benchmarks.server_process import cpu_seconds, free_port, serving
 
 if TYPE_CHECKING:
     from playwright.async_api import ViewportSize
@@ -72,8 +72,7 @@ def main(arguments: Sequence[str]) -> bool:
     path = chromium_path(parser)
     loads, seconds = (3, 5.0) if options.quick else (options.loads, options.seconds)
     port = free_port()
-    with running("omni_ws", "serve", "--llm", "rules", port=port):
-        wait_until_ready(port)
+    with serving("--llm", "rules", port=port):
         return asyncio.run(_measure(path, f"http://127.0.0.1:{port}/", loads, seconds))
 
 

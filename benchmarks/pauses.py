@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import soxr
 
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, serving
 from omni_ws.caller.answers import NativeReader, RealtimeReader
 from omni_ws.caller.call import WebSocketCall
 from omni_ws.caller.script import Target, beside, say, spoken
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> bool:
     if options.quick:
         options.runs, options.conversations, options.words = 6, 6, 5
     port = free_port()
-    server = running("omni_ws", "serve", *shlex.split(options.server), port=port) if not options.url else nullcontext()
+    server = serving(*shlex.split(options.server), port=port) if not options.url else nullcontext()
     with server:
         return asyncio.run(_run(options, (options.url or f"http://127.0.0.1:{port}").rstrip("/")))
 

@@ -20,7 +20,7 @@ import numpy as np
 import websockets
 
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak
-from benchmarks.server_process import free_port, running, scheduled_seconds, wait_until_ready
+from benchmarks.server_process import free_port, scheduled_seconds, serving
 from omni_ws.caller.answers import Answers, RealtimeReader
 from omni_ws.caller.call import WebSocketCall
 from omni_ws.caller.script import PIECE_SEC, Target, spoken
@@ -116,7 +116,7 @@ async def speak_realtime(url: str, clip: Clip) -> float:
 def frames(options: argparse.Namespace) -> bool:
     port = free_port()
     rounds: list[dict[str, float]] = []
-    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
+    with serving("--engine", "fake", "--log-level", "warning", port=port) as process:
         for _ in range(options.runs):
             rounds.append({front: asyncio.run(frame_cost(port, process.pid, front, options)) for front in FRONTS})
     print(f"### {options.streams} open microphones: CPU time of the server a frame\n")
@@ -135,8 +135,7 @@ def answers(options: argparse.Namespace) -> bool:
     port = free_port()
     clips = [Clip.load(name) for name in CLIPS]
     times: dict[str, list[float]] = {front: [] for front in FRONTS}
-    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "warning", port=port):
-        wait_until_ready(port)
+    with serving("--engine", "embedded", "--log-level", "warning", port=port):
         base = f"ws://127.0.0.1:{port}"
         for _ in range(options.runs):
             for clip in clips:

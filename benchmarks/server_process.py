@@ -32,6 +32,14 @@ def running(module: str, *arguments: str, port: int) -> Iterator[subprocess.Pope
 
 
 @contextmanager
+def serving(*flags: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs ``omni-ws serve`` with these flags during the block, which starts once the server is ready."""
+    with running("omni_ws", "serve", *flags, port=port) as process:
+        wait_until_ready(port)
+        yield process
+
+
+@contextmanager
 def running_command(*command: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """The same of any command that takes ``--port``."""
     process = subprocess.Popen([*command, "--port", str(port)])

@@ -25,7 +25,7 @@ import msgspec
 import orjson
 from websockets.asyncio.client import connect
 
-from benchmarks.server_process import cpu_seconds, free_port, running, running_command, wait_until_ready
+from benchmarks.server_process import cpu_seconds, free_port, running_command, serving
 from omni_ws.config.model import SessionsConfig
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
@@ -83,8 +83,7 @@ def _server(store: str, moved: int) -> Iterator[tuple[int, int]]:
     """Run a server. Yields its port and its process."""
     port = free_port()
     limits = ("--limits.max-sessions", str(2 * moved), "--log-level", "warning")
-    with running("omni_ws", "serve", "--engine", "fake", "--sessions.store", store, *limits, port=port) as process:
-        wait_until_ready(port)
+    with serving("--engine", "fake", "--sessions.store", store, *limits, port=port) as process:
         yield port, process.pid
 
 

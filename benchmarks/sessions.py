@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.embedded import Clip
-from benchmarks.server_process import free_port, running, scheduled_seconds, wait_until_ready
+from benchmarks.server_process import free_port, scheduled_seconds, serving
 from benchmarks.turns import SILENCE_MS, TURNS, load
 from benchmarks.voice_client import OmniWire, converse
 
@@ -67,8 +67,7 @@ def among_others(options: argparse.Namespace) -> bool:
 def old(options: argparse.Namespace) -> bool:
     print(f"\n### {options.talkers} talkers: CPU time of the server for a second of one session, by its age\n")
     port = free_port()
-    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
-        wait_until_ready(port)
+    with serving("--engine", "fake", "--log-level", "warning", port=port) as process:
         costs = asyncio.run(by_age(port, process.pid, options))
     print("| age, to the second | median ms |\n|---|---|")
     for number, cost in enumerate(costs, 1):

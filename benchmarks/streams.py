@@ -15,7 +15,7 @@ from typing import Final
 
 from benchmarks.frames import prelude
 from benchmarks.load import FRAME_SEC, Load, Outcome, run_load
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, serving
 
 #: Of the 99th percentile.
 MAX_LATE_MS: Final = 50
@@ -27,7 +27,7 @@ def on_one_core(form: str, options: argparse.Namespace) -> Outcome:
     port = free_port()
     flags = ["--engine", "fake", "--log-level", "warning", "--limits.max-connections", str(options.streams + 100)]
     flags += ["--limits.max-sessions", str(options.streams + 100)]
-    with running("omni_ws", "serve", *flags, port=port) as process:
+    with serving(*flags, port=port) as process:
         for thread in Path(f"/proc/{process.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {own})
         load = Load(

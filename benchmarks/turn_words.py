@@ -204,7 +204,7 @@ class TextsOf:
         self._known: dict[bytes, Recognised] = {}
 
     def __call__(self, samples: Samples, limits: UtteranceLimits) -> list[Told]:
-        splitter = UtteranceSplitter(StretchedText(_no_text, lambda: 0, first=1 << 40, gap=lambda *_: 0), limits)
+        splitter = UtteranceSplitter(no_interim_texts(), limits)
         told: list[Told] = []
         guess: Told | None = None
         for start in range(0, len(samples), WINDOW_SAMPLES):
@@ -231,8 +231,13 @@ class TextsOf:
         return self._known[key]
 
 
-def _no_text(pcm: Pcm16) -> Any:
-    raise AssertionError("it is never asked")
+def no_interim_texts() -> StretchedText:
+    """What asks for no text before a pause."""
+
+    def never(pcm: Pcm16) -> Any:
+        raise AssertionError("no interim text is asked for")
+
+    return StretchedText(never, lambda: 0, first=1 << 40, gap=lambda *_: 0)
 
 
 def judged(

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.embedded import CLIPS, SAMPLE_RATE, Clip, Report
 from benchmarks.load import Load, Outcome, run_load
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, serving
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     detecting()
     port = free_port()
     print("\n### Interruptions and ends of turns\n")
-    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port):
+    with serving("--engine", "fake", "--log-level", "warning", port=port):
         url = f"ws://127.0.0.1:{port}/v1/streaming_input"
         return asyncio.run(measure(url, options)) and met
 
@@ -95,7 +95,7 @@ def detecting() -> None:
 def load(turns: dict[str, object] | None, seconds: float, *, streams: int = LISTENING_STREAMS) -> Outcome:
     port = free_port()
     config = {"type": "session_config", "start_policy": "on_end_only", "turn_detection": turns}
-    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
+    with serving("--engine", "fake", "--log-level", "warning", port=port) as process:
         wanted = Load(
             servers=[(port, process.pid)],
             streams=streams,

@@ -10,18 +10,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from benchmarks.speech.corpus import recordings
+from benchmarks.turn_words import no_interim_texts
 from omni_ws.audio.near_voice import FallingVoice
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.speech_watch import TurnDetector
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import UtterancePaused, UtteranceSplitter
 from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, WhisperModel, whisper_folder
 from omni_ws.service.conversation.turn_listener import PIECE_MS, TURN_PIECE_MS, URGENT_PIECE_MS
@@ -55,7 +56,7 @@ def pieces(samples: Samples, *, falling: bool) -> Iterator[tuple[int, Samples]]:
 
 def last_pause(samples: Samples, *, falling: bool) -> tuple[int, Pcm16] | None:
     """When the recogniser is asked for the last time, in milliseconds, and about which samples."""
-    splitter = UtteranceSplitter(StretchedText(_no_text, lambda: 0, first=1 << 40, gap=lambda *_: 0), _LONGEST)
+    splitter = UtteranceSplitter(no_interim_texts(), _LONGEST)
     asked = None
     for now, piece in pieces(samples, falling=falling):
         splitter.feed(piece)
@@ -64,10 +65,6 @@ def last_pause(samples: Samples, *, falling: bool) -> tuple[int, Pcm16] | None:
                 asked = now, event.pcm
     splitter.close()
     return asked
-
-
-def _no_text(pcm: Pcm16) -> Any:
-    raise AssertionError("no interim text is asked for")
 
 
 def work_of(model: WhisperModel, pcm: Pcm16) -> tuple[float, float]:

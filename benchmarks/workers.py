@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks.frames import prelude
 from benchmarks.load import Load, run_load
-from benchmarks.server_process import child_processes, free_port, proportional_mib, running, wait_until_ready
+from benchmarks.server_process import child_processes, free_port, proportional_mib, serving
 from omni_ws.client import connect
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.shared_counts import SharedCounts, SharedSlotCounts
@@ -52,8 +52,7 @@ class Case:
         port = free_port()
         flags = ["--engine", "fake", "--log-level", "warning", "--workers", str(self.workers)]
         flags += ["--limits.max-connections", str(self.streams + 100)]
-        with running("omni_ws", "serve", *flags, port=port) as process:
-            wait_until_ready(port)
+        with serving(*flags, port=port) as process:
             yield port, process.pid
 
 

@@ -21,7 +21,7 @@ from wyoming.pipeline import PipelineStage, RunPipeline
 from wyoming.tts import Synthesize
 
 from benchmarks.embedded import CLIPS, SAMPLE_RATE, Clip, Report, microphone
-from benchmarks.server_process import free_port, running, wait_until_ready
+from benchmarks.server_process import free_port, serving
 from omni_ws.caller.script import beside
 
 PIECE_SEC: Final = 0.02
@@ -98,8 +98,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     port, wyoming_port = free_port(), free_port()
     print("### Wyoming, with the embedded engine: default parts, answers by rules\n")
     settings = ("--llm", "rules", "--wyoming-port", str(wyoming_port), "--log-level", "warning")
-    with running("omni_ws", "serve", *settings, port=port):
-        wait_until_ready(port)
+    with serving(*settings, port=port):
         met = asyncio.run(measure(wyoming_port, 1 if options.quick else options.rounds))
     print(flush=True)
     return met

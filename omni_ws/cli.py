@@ -24,16 +24,20 @@ FAILURE: Final = 1
 #: The status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
-#: For each command: the module with its ``main``, imported when the command is used, and its line in the help.
+#: For each command: its module, imported when the command is used, with the function if that is not ``main``, and its
+#: line in the help.
 _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "serve": (None, "run the server (serve --help, serve --help-all); without a command: serve --fetch --browser"),
-    "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
+    "readout-vectors": (
+        "omni_ws.tools.readout_vectors:make_readout_vectors",
+        "compute readout vectors from example prompts",
+    ),
     "talk": ("omni_ws.talk.command", "talk with a server: microphone and loudspeaker, files, or text"),
     "mcp": ("omni_ws.mcp_server.command", "give programs a voice: an MCP server that speaks, listens and converses"),
     "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
     "test": ("omni_ws.scenarios.command", "let simulated callers talk to a server, and check what they hear"),
     "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),
-    "vllm-node": ("omni_ws.tools.vllm_node", "run a part of a server's vLLM model on another machine"),
+    "vllm-node": ("omni_ws.tools.vllm_node:run_vllm_node", "run a part of a server's vLLM model on another machine"),
     "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
 }
 
@@ -62,9 +66,13 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_FLAGS):
         arguments = [*_BY_DEFAULT, *arguments]
     _parser().parse_args(arguments[:1])
-    module, _ = _COMMANDS[arguments[0]]
+    place, _ = _COMMANDS[arguments[0]]
     # Each command parses the other arguments itself; settings have flags beyond argparse (--vllm.args.<name>).
-    command = _serve_command if module is None else import_module(module).main
+    if place is None:
+        command = _serve_command
+    else:
+        module, _, function = place.partition(":")
+        command = getattr(import_module(module), function or "main")
     status: int = command(arguments[1:], os.environ if environ is None else environ)
     return status
 

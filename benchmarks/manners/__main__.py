@@ -22,7 +22,7 @@ from benchmarks.manners.audio_time import AUDIO_TIME_ROWS, AudioTimeBench
 from benchmarks.manners.rows import NEEDS, ROWS, Bench, Figure, calls
 from benchmarks.manners.stimuli import Plan
 from benchmarks.results import printed, write_results
-from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
+from benchmarks.server_process import cpu_seconds_of_all, free_port, serving
 from omni_ws.caller.script import Target
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: Mapping[str, Ro
             figures += [(name, one) for name in wanted for one in AUDIO_TIME_ROWS[name](judges)]
     elif wanted:
         port = free_port()
-        with running("omni_ws", "serve", *shlex.split(options.server), "--log-level", "warning", port=port) as process:
-            wait_until_ready(port)
+        with serving(*shlex.split(options.server), "--log-level", "warning", port=port) as process:
             bench = _bench(options, plan, port)
             for name in wanted:
                 begun, spent = time.monotonic(), cpu_seconds_of_all(process.pid)

@@ -14,7 +14,7 @@ from support.scripted_upstream import ScriptedUpstream, delta, finish, streams, 
 from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
 from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
-from benchmarks.server_process import free_port, running, wait_until_ready
+from benchmarks.server_process import free_port, serving
 from omni_ws.caller.live_caller import LiveCaller
 from omni_ws.caller.script import PIECE_MS
 from omni_ws.caller.wires import NativeWire
@@ -73,9 +73,8 @@ async def _served(options: argparse.Namespace, making: Making) -> AsyncIterator[
         upstream.chat = [_model(upstream)]
         await stack.enter_async_context(upstream.serve())
         port = free_port()
-        serving = running("omni_ws", "serve", "--llm", upstream.url, "--log-level", "warning", port=port)
-        await asyncio.to_thread(stack.enter_context, serving)
-        await asyncio.to_thread(wait_until_ready, port)
+        server = serving("--llm", upstream.url, "--log-level", "warning", port=port)
+        await asyncio.to_thread(stack.enter_context, server)
         yield upstream, making(options, Plan.of(options.share), port)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
-from benchmarks.server_process import free_port, running, wait_until_ready
+from benchmarks import server_process
+from benchmarks.server_process import free_port
 
 #: Of what is read aloud, in Hz.
 SPEECH_RATE: Final = 24_000
@@ -29,8 +30,7 @@ def parser_of(*, name: str, about: str | None) -> argparse.ArgumentParser:
 def serving(*parts: str) -> Iterator[tuple[int, int]]:
     """Run a server that is ready; ``parts`` are its arguments. The block gets its port and the id of its process."""
     port = free_port()
-    with running("omni_ws", "serve", *parts, "--log-level", "warning", port=port) as server:
-        wait_until_ready(port)
+    with server_process.serving(*parts, "--log-level", "warning", port=port) as server:
         yield port, server.pid
 
 

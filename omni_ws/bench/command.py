@@ -23,6 +23,7 @@ from omni_ws.bench.talker import (
     bench,
 )
 from omni_ws.caller.script import certificates, count
+from omni_ws.cli import INTERRUPTED, USAGE_ERROR
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
 from omni_ws.client.audio import read_wav
 from omni_ws.client.routes import websocket_url
@@ -30,10 +31,6 @@ from omni_ws.errors import OmniError
 
 ALL_ANSWERED: Final = 0
 FAILED: Final = 1
-#: The exit status for wrong usage, also for a server that cannot be reached.
-USAGE_ERROR: Final = 2
-#: The exit status that shells report for a program that SIGINT ended.
-INTERRUPTED: Final = 130
 #: A question that the rules of the default engine can answer, too.
 DEFAULT_TEXT: Final = "What is three plus four?"
 DEFAULT_TURNS: Final = 5

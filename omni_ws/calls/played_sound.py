@@ -94,6 +94,10 @@ class Streak:
         self.refs.append(ref)
         self.ends_ms = start_ms + lasts_ms
 
+    def cut(self, at: float) -> None:
+        """Note that it is played no more from ``at`` on."""
+        self.cut_at = min(self.cut_at, at)
+
     def pieces(self, free_ms: float) -> list[SoundPiece]:
         """Return what was played, if the loudspeaker was free from ``free_ms`` on."""
         stop_ms = self._stop_ms()
@@ -172,7 +176,7 @@ class PlayedSound:
             start_ms = 0.0 if streak is None else streak.ends_ms
         if streak is None or streak.cut_at < math.inf or start_ms < streak.ends_ms - TOLERANCE_MS:
             if streak is not None:
-                streak.cut_at = min(streak.cut_at, at)
+                streak.cut(at)
             streak = self._latest[answer_id] = Streak(answer_id, start_ms)
             self.streaks.append(streak)
         streak.add(at, start_ms, lasts_ms, ref)
@@ -190,14 +194,14 @@ class PlayedSound:
     def cut(self, answer_id: str, at: float, *, played_ms: float | None = None) -> None:
         """Note that nothing more of an answer is played from ``at`` on, or behind ``played_ms`` of it."""
         if (streak := self._latest.get(answer_id)) is not None:
-            streak.cut_at = min(streak.cut_at, at)
+            streak.cut(at)
             if played_ms is not None:
                 streak.reports.append((at, played_ms))
 
     def silence(self, at: float) -> None:
         """Note that nothing that was sent is played from ``at`` on."""
         for streak in self.streaks[self._open :]:
-            streak.cut_at = min(streak.cut_at, at)
+            streak.cut(at)
         self._open = len(self.streaks)
 
     def pieces(self) -> list[SoundPiece]:

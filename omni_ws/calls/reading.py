@@ -383,7 +383,7 @@ class CallReading:
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
     def _input_over(self, at: float) -> None:
-        self.story.input_from_ms = self.microphone.total_ms
+        self.story.end_input(self.microphone.total_ms)
         if len(self.input_ends) < MAX_TURNS:
             self.input_ends.append(InputEnd(at, self._last_chunk, self.microphone.total_ms))
 

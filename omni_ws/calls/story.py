@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 #: Characters of the text of one answer, or of one turn of the user, that a story keeps, and turns that it keeps.
@@ -47,6 +48,64 @@ class CallTurn:
         #: How far the session knew the answer to be played, and when.
         self.played: list[tuple[float, float]] = []
 
+    def name(self, turn_id: str, speech: Sequence[float | None], stopped_at: float | None) -> None:
+        """Note the turn of the session, with what was told of its speech before the request was."""
+        self.turn_id = turn_id
+        self.speech = [was if told is None else told for was, told in zip(self.speech, speech, strict=True)]
+        self.stopped_at = self.stopped_at if stopped_at is None else stopped_at
+
+    def start(self, at: float, frame: Mapping[str, Any], *, typed: str, input_from_ms: float) -> None:
+        self.started_at = at
+        self.typed = typed
+        number, trigger = frame.get("sequence_id"), frame.get("trigger")
+        self.trigger = trigger if isinstance(trigger, str) else None
+        self.asked_by = number if isinstance(number, int) else None
+        self.input_from_ms = input_from_ms
+
+    def hear(self, at: float, index: int, audio_ms: float) -> None:
+        """Note where speech began (index 0), of which the first time counts, or stopped (index 1)."""
+        if index or self.speech[0] is None:
+            self.speech[index] = audio_ms
+        self.stopped_at = at if index else self.stopped_at
+
+    def fail(self, error: dict[str, Any]) -> None:
+        self.error = error
+
+    def tell(self, at: float, frame: Mapping[str, Any]) -> None:
+        """Note a piece of the output."""
+        words = frame.get("words") if isinstance(frame.get("words"), list) else []
+        match frame.get("modality"):
+            case "text":
+                self.said = _joined(self.said, frame.get("text"))
+                self.first_text_at = at if self.first_text_at is None else self.first_text_at
+            case "audio":
+                self.first_sound_at = at if self.first_sound_at is None else self.first_sound_at
+                self.last_sound_at = at
+                known = self.said_words[-1]["start_ms"] if self.said_words else -1
+                # After an answer was held, words are told again.
+                told = [one for one in _timed_words(words) if one["start_ms"] > known]
+                self.said_words += told[: _room(self.said_words)]
+            case "transcript" if not frame.get("interim"):
+                self.heard = _joined(self.heard, frame.get("text"))
+                self.heard_words += _timed_words(words)[: _room(self.heard_words)]
+            case "tool_call":
+                self._called(frame)
+        if frame.get("final"):
+            self.ended_at = at
+            self.finish_reason = frame.get("finish_reason")
+            self.usage = frame.get("usage")
+            if isinstance(times := frame.get("times"), dict):
+                self.times = times
+
+    def _called(self, frame: Mapping[str, Any]) -> None:
+        index = frame.get("index")
+        if not isinstance(index, int) or (index not in self.tools and len(self.tools) >= MAX_TURNS):
+            return
+        call = self.tools.setdefault(index, {"id": None, "name": "", "arguments": ""})
+        call["id"] = frame.get("id") or call["id"]
+        call["name"] = frame.get("name") or call["name"]
+        call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
+
     def input_begins_ms(self, padding_ms: float) -> float:
         """Return where in all sound of the user the time line of the request's input begins."""
         return self.input_from_ms if self.speech[0] is None else max(0.0, self.speech[0] - padding_ms)
@@ -70,8 +129,9 @@ class Story:
         self.errors: list[dict[str, Any]] = []
         #: Turns that were left out, beyond MAX_TURNS.
         self.left_out = 0
-        #: Where in all sound of the user the next request begins if nothing else tells, and what precedes speech.
-        self.input_from_ms = 0.0
+        #: Where in all sound of the user the next request begins if nothing else tells.
+        self._input_from_ms = 0.0
+        #: What precedes speech in its turn.
         self.padding_ms = 300.0
         #: By how much later what the session takes for played is heard.
         self.later_ms = 0.0
@@ -82,15 +142,19 @@ class Story:
         self._kinds: Mapping[str, Callable[[float, Mapping[str, Any]], None]] = {
             "response_started": self._started,
             "output_chunk": self._output,
-            "speech_started": self._speech_began,
-            "speech_confirmed": self._speech_began,
-            "speech_stopped": self._speech_stopped,
+            "speech_started": partial(self._spoken, 0),
+            "speech_confirmed": partial(self._spoken, 0),
+            "speech_stopped": partial(self._spoken, 1),
             "error": self._failed,
         }
 
     def type(self, text: str) -> None:
         """Note text of the user, which belongs to the next request."""
         self._typed = _joined(self._typed, text)
+
+    def end_input(self, audio_ms: float) -> None:
+        """Note that the user's sound behind ``audio_ms`` of all belongs to the next request."""
+        self._input_from_ms = audio_ms
 
     def tell(self, at: float, frame: Mapping[str, Any]) -> None:
         """Note a frame of the session. Frames that tell nothing of turns, and broken ones, are ignored."""
@@ -117,37 +181,23 @@ class Story:
         """Note the turn that a frame names, with what is known of its speech."""
         turn_id = frame.get("turn_id")
         if isinstance(turn_id, str) and turn.turn_id is None:
-            turn.turn_id = turn_id
-            began, stopped = self._speech.pop(turn_id, (None, None))
-            turn.speech = [turn.speech[0] if began is None else began, turn.speech[1] if stopped is None else stopped]
-            turn.stopped_at = self._stopped.pop(turn_id, turn.stopped_at)
+            turn.name(turn_id, self._speech.pop(turn_id, (None, None)), self._stopped.pop(turn_id, None))
 
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
         if (turn := self._turn(at, frame.get("request_id"))) is not None:
-            turn.started_at = at
-            turn.typed, self._typed = self._typed, ""
-            number, trigger = frame.get("sequence_id"), frame.get("trigger")
-            turn.trigger = trigger if isinstance(trigger, str) else None
-            turn.asked_by = number if isinstance(number, int) else None
-            turn.input_from_ms = self.input_from_ms
+            turn.start(at, frame, typed=self._typed, input_from_ms=self._input_from_ms)
+            self._typed = ""
             self._named(turn, frame)
 
-    def _speech_began(self, at: float, frame: Mapping[str, Any]) -> None:
-        self._spoken(at, frame, 0)
-
-    def _speech_stopped(self, at: float, frame: Mapping[str, Any]) -> None:
-        self._spoken(at, frame, 1)
-
-    def _spoken(self, at: float, frame: Mapping[str, Any], index: int) -> None:
+    def _spoken(self, index: int, at: float, frame: Mapping[str, Any]) -> None:
+        """Note where speech began (index 0) or stopped (index 1)."""
         audio_ms, turn_id = frame.get("audio_ms"), frame.get("turn_id")
         if not isinstance(audio_ms, int | float):
             return
         turn = self._turn(at, frame.get("request_id"))
         if turn is not None:
             self._named(turn, frame)
-            if index or turn.speech[0] is None:
-                turn.speech[index] = float(audio_ms)
-            turn.stopped_at = at if index else turn.stopped_at
+            turn.hear(at, index, float(audio_ms))
         elif isinstance(turn_id, str) and len(self._speech) < MAX_TURNS:
             self._speech.setdefault(turn_id, [None, None])[index] = float(audio_ms)
             if index:
@@ -158,7 +208,7 @@ class Story:
         if not isinstance(error, dict):
             return
         if (turn := self.turns.get(str(error.get("request_id")))) is not None:
-            turn.error = error
+            turn.fail(error)
         elif len(self.errors) < MAX_TURNS:
             self.errors.append({"at_ms": at, **error})
 
@@ -167,41 +217,9 @@ class Story:
         if turn is None:
             return
         self._named(turn, frame)
-        words = frame.get("words") if isinstance(frame.get("words"), list) else []
-        match frame.get("modality"):
-            case "text":
-                turn.said = _joined(turn.said, frame.get("text"))
-                turn.first_text_at = at if turn.first_text_at is None else turn.first_text_at
-            case "audio":
-                self.sounding = turn.request_id
-                turn.first_sound_at = at if turn.first_sound_at is None else turn.first_sound_at
-                turn.last_sound_at = at
-                known = turn.said_words[-1]["start_ms"] if turn.said_words else -1
-                # After an answer was held, words are told again.
-                turn.said_words += [one for one in _words(words) if one["start_ms"] > known][: _room(turn.said_words)]
-            case "transcript" if not frame.get("interim"):
-                turn.heard = _joined(turn.heard, frame.get("text"))
-                turn.heard_words += list(_words(words))[: _room(turn.heard_words)]
-            case "tool_call":
-                self._called(turn, frame)
-        if frame.get("final"):
-            self._ended(turn, at, frame)
-
-    def _called(self, turn: CallTurn, frame: Mapping[str, Any]) -> None:
-        index = frame.get("index")
-        if not isinstance(index, int) or (index not in turn.tools and len(turn.tools) >= MAX_TURNS):
-            return
-        call = turn.tools.setdefault(index, {"id": None, "name": "", "arguments": ""})
-        call["id"] = frame.get("id") or call["id"]
-        call["name"] = frame.get("name") or call["name"]
-        call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
-
-    def _ended(self, turn: CallTurn, at: float, frame: Mapping[str, Any]) -> None:
-        turn.ended_at = at
-        turn.finish_reason = frame.get("finish_reason")
-        turn.usage = frame.get("usage")
-        if isinstance(times := frame.get("times"), dict):
-            turn.times = times
+        if frame.get("modality") == "audio":
+            self.sounding = turn.request_id
+        turn.tell(at, frame)
 
 
 def _joined(text: str, more: object) -> str:
@@ -212,7 +230,7 @@ def _room(words: list[dict[str, Any]]) -> int:
     return max(0, MAX_WORDS - len(words))
 
 
-def _words(words: Any) -> list[dict[str, Any]]:
+def _timed_words(words: Any) -> list[dict[str, Any]]:
     """Return those of ``words`` that have a text and times."""
     return [
         {"text": str(one.get("text", "")), "start_ms": one["start_ms"], "end_ms": one["end_ms"]}

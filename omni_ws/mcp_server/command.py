@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_ws.cli import INTERRUPTED
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import OmniError
 from omni_ws.installing import install_command
 from omni_ws.mcp_server.voice import ProgramVoice, VoiceOptions
-from omni_ws.talk.servers import INTERRUPTED, run_interruptible
+from omni_ws.scenarios.servers import run_interruptible
 from omni_ws.talk.sound_devices import named_device
 from omni_ws.transport.http.access import Authenticator
 

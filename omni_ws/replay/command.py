@@ -32,6 +32,7 @@ from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target, above_zero, cou
 from omni_ws.calls.forking import ANSWER_RATE, SPOKEN_RATE, ForkPoint, fork_point, heard_text
 from omni_ws.calls.lines import CallLines
 from omni_ws.calls.reading import CallReading
+from omni_ws.cli import INTERRUPTED, USAGE_ERROR
 from omni_ws.client.audio import Pcm16, paced, pieces, write_wav
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
@@ -213,8 +214,6 @@ def save(point: ForkPoint, answer: TimedAnswer, folder: Path, *, number: int) ->
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
-#: The exit status for wrong usage, also for an unreadable recording.
-USAGE_ERROR: Final = 2
 DEFAULT_URL: Final = "ws://127.0.0.1:8080"
 #: The options that go with --from-turn.
 _OF_FORKS: Final = ("instructions", "voice", "llm", "serve_args", "save")
@@ -226,8 +225,6 @@ _NOT_REPLAYED: Final = {
     "webrtc": "a call over WebRTC",
     "wyoming": "a session over Wyoming",
 }
-#: The exit status that shells report for a program that SIGINT ended.
-INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

@@ -162,7 +162,7 @@ class CallTools:
 
 
 class ScenarioCall:
-    """A caller at work. ``recorded`` has what was said and played in this call."""
+    """A caller at work. ``recorded`` has what was said and played in this call; ``report`` gets what is found out."""
 
     def __init__(
         self,
@@ -173,7 +173,8 @@ class ScenarioCall:
         folder: Path,
         voice: CallersVoice,
         within_ms: float | None,
-        language: str = "en",
+        language: str,
+        report: CallReport,
     ) -> None:
         self._caller = caller
         self._tools = tools
@@ -182,7 +183,7 @@ class ScenarioCall:
         self._voice = voice
         self._within_ms = within_ms
         self._language = language
-        self.report = CallReport()
+        self.report = report
         #: The place of the next answer to be heard, and of the first that can be to what was said last.
         self._next = self._of_speech = 0
         #: When the last speech began and was over, in ticks; None before it.

@@ -8,12 +8,11 @@ import datetime
 import os
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -32,6 +31,7 @@ from omni_ws.caller.script import Target, above_zero, count
 from omni_ws.caller.sounds import MIC_RATE, room_noise
 from omni_ws.caller.sounds import SPEAKER_RATE as PLAYED_RATE
 from omni_ws.caller.wires import Wire
+from omni_ws.cli import INTERRUPTED, USAGE_ERROR
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFailed
 from omni_ws.scenarios.form import (
@@ -52,7 +52,7 @@ from omni_ws.scenarios.form import (
     read_file,
 )
 from omni_ws.scenarios.judge import ChatModel
-from omni_ws.scenarios.servers import NoServer, own_server, until_started
+from omni_ws.scenarios.servers import NoServer, own_server, run_interruptible, until_started
 from omni_ws.scenarios.sessions import NotHere, merged, wire_of
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, best_voice
 from omni_ws.weights.cache import fetched_file
@@ -85,10 +85,6 @@ class RunResult:
     def fail(self, line: int, *problems: str) -> None:
         self.verdict = "failed"
         self.reasons += [f"{self.file}:{line}: {problem}" for problem in problems]
-
-    def skip(self, reason: str) -> None:
-        self.verdict = "skipped"
-        self.reasons.append(reason)
 
 
 @dataclass
@@ -227,24 +223,23 @@ async def _run(
     result = RunResult(file.path, scenario.line, scenario.scenario.name, seed)
     began = asyncio.get_running_loop().time()
     asked = "realtime" if options.realtime_only else scenario.scenario.protocol or file.protocol or "native"
+    session = merged(file.session, scenario.scenario.session)
+    path = options.path if options.realtime_only or asked == "native" else None
     try:
         if needs_judge(scenario) and options.tools.judge is None:
             raise NotHere("needs: a judge (--judge)")
-        session = merged(file.session, scenario.scenario.session)
-        path = options.path if options.realtime_only or asked == "native" else None
-        result.wire = wire_of(scenario, session, protocol=asked, path=path)
-        language = session.get("input_audio", {}).get("language", "en")
-        await _call(file, scenario, result, target, options, str(language).partition("-")[0])
+        result = replace(result, wire=wire_of(scenario, session, protocol=asked, path=path))
     except NotHere as reason:
-        result.skip(str(reason))
+        return replace(result, verdict="skipped", reasons=[str(reason)])
+    try:
+        await _call(file, scenario, result, target, options, session)
     except SettingsRefused as error:
         result.fail(scenario.line, f"the server does not take the session: {error}")
     except (OSError, WebSocketException, TimeoutError) as error:
         result.fail(scenario.line, f"no session: {error or type(error).__name__}")
     except ScenarioUnusable as error:
         result.fail(scenario.line, str(error))
-    result.seconds = asyncio.get_running_loop().time() - began
-    return result
+    return replace(result, seconds=asyncio.get_running_loop().time() - began)
 
 
 async def _call(
@@ -253,7 +248,7 @@ async def _call(
     result: RunResult,
     target: Target,
     options: RunOptions,
-    language: str,
+    session: Mapping[str, Any],
 ) -> None:
     room = scenario.scenario.room
     level = _QUIET_DB if room.noise_db is None else room.noise_db
@@ -268,7 +263,7 @@ async def _call(
         recorded=result.recorded,
     )
     async with caller:
-        result.created = caller.created
+        result.created.update(caller.created)
         call = ScenarioCall(
             caller,
             options.tools,
@@ -276,9 +271,9 @@ async def _call(
             folder=file.path.parent,
             voice=voice_of(file, scenario.scenario, options.voice),
             within_ms=file.defaults.within_ms,
-            language=language,
+            language=str(session.get("input_audio", {}).get("language", "en")).partition("-")[0],
+            report=result.report,
         )
-        result.report = call.report
         line = scenario.line
         try:
             if (persona := scenario.scenario.persona) is not None:
@@ -464,10 +459,6 @@ def _recording(run: RunResult) -> bytes:
 
 PASSED: Final = 0
 FAILED: Final = 1
-#: The exit status for wrong usage, also for a file that does not have the form.
-USAGE_ERROR: Final = 2
-#: The exit status that shells report for a program that SIGINT ended.
-INTERRUPTED: Final = 130
 _QWEN: Final = "qwen"
 
 _Work: TypeAlias = list[tuple[ScenarioFile, PlacedScenario]]
@@ -482,7 +473,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         if options.check:
             print(f"{len(work)} scenarios in {len(files)} files are well-formed")
             return PASSED
-        return asyncio.run(_interruptible(_Command(options, environ, work)))
+        return run_interruptible(_Command(options, environ, work).run())
     except FormError as error:
         problems = error.problems
     except (ScenarioUnusable, NoServer) as error:
@@ -517,28 +508,6 @@ def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
     if unknown := [name for name in only if name not in known]:
         raise ScenarioUnusable(f"--only {unknown[0]}: no scenario has this name or tag")
     return [(file, one) for file, one in every if {one.scenario.name, *one.scenario.tags} & {*only}]
-
-
-async def _interruptible(command: _Command) -> int:
-    """Run the command; SIGINT and SIGTERM end it with all of its processes."""
-    running = asyncio.ensure_future(command.run())
-    loop = asyncio.get_running_loop()
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if _handles(loop, number, running)]
-    try:
-        return await running
-    except asyncio.CancelledError:
-        return INTERRUPTED
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-def _handles(loop: asyncio.AbstractEventLoop, number: int, running: asyncio.Future[int]) -> bool:
-    try:
-        loop.add_signal_handler(number, running.cancel)
-    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not POSIX
-        return False
-    return True
 
 
 def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:

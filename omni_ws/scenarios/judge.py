@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import urlsplit, urlunsplit
+from urllib.request import Request, urlopen
 
 import orjson
 
@@ -87,14 +87,14 @@ class ChatModel:
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else orjson.dumps(body)
-        request = urllib.request.Request(f"{self._base}/{path}", data, headers)
+        request = Request(f"{self._base}/{path}", data, headers)
         return await asyncio.to_thread(self._fetch, request)
 
-    def _fetch(self, request: urllib.request.Request) -> dict[str, Any]:
+    def _fetch(self, request: Request) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_SEC) as answer:
+            with urlopen(request, timeout=_ANSWER_SEC) as answer:
                 found = orjson.loads(answer.read())
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             raise ScenarioUnusable(
                 f"{self._base} refuses: {error.code} {error.read()[:200].decode(errors='replace')}"
             ) from None

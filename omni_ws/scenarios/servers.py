@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http.client import HTTPException
 from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import orjson
 
 from omni_ws.caller.script import Target
+from omni_ws.cli import INTERRUPTED
 
 #: How long a server may take until it is ready: models are loaded meanwhile.
 _START_SEC: Final = 300.0
@@ -85,9 +87,9 @@ async def _until(condition: Callable[[], bool], otherwise: str) -> None:
 def _health(url: str) -> str | None:
     """Return the state that a server tells; None if it tells none."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urlopen(url, timeout=5) as answer:
             body = answer.read(_HEALTH_BYTES)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         body = error.read(_HEALTH_BYTES)
     except (OSError, HTTPException, ValueError):
         return None
@@ -116,3 +118,20 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def run_interruptible(work: Coroutine[Any, Any, int]) -> int:
+    """Run a command to its end. SIGINT, SIGTERM and SIGHUP end it with the server that it started."""
+
+    async def run() -> int:
+        running = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not POSIX
+                loop.add_signal_handler(number, running.cancel)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            return INTERRUPTED
+
+    return asyncio.run(run())

@@ -13,18 +13,19 @@ import orjson
 from msgspec import to_builtins
 
 from omni_ws.caller.script import certificates
+from omni_ws.cli import INTERRUPTED
 from omni_ws.client import ClientSession, ConnectionFailed, ConnectionLost, connect
 from omni_ws.client.audio import Pcm16, UnreadableAudio, read_wav, write_wav
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError, Unauthenticated
-from omni_ws.scenarios.servers import NoServer
+from omni_ws.scenarios.servers import NoServer, run_interruptible
 from omni_ws.scenarios.sessions import REALTIME_RATE, NotHere
 from omni_ws.talk.conversation import TalkSession, ask, samples, talk_freely, talk_held, type_turns
 from omni_ws.talk.display import JsonDisplay, PlainDisplay, make_display, sentence
 from omni_ws.talk.echo import EchoBetween, NoEchoCanceller
 from omni_ws.talk.listener import AnswerListener
 from omni_ws.talk.realtime_session import DeviceRates, RealtimeSession, connect_realtime
-from omni_ws.talk.servers import INTERRUPTED, found_server, run_interruptible
+from omni_ws.talk.servers import found_server
 from omni_ws.talk.sound_devices import (
     LoudspeakerDevice,
     MicrophoneDevice,
@@ -78,6 +79,7 @@ def _key_variable(options: argparse.Namespace) -> str:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options, whether the microphone is the source (``live``), and the session's ``settings``."""
     parser = argparse.ArgumentParser(
         prog="omni-ws talk",
         usage="omni-ws talk [options]   speak, and hear the answer; q and Enter leave",
@@ -116,26 +118,26 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--output-device", type=named_device, metavar="D", help="number or part of the name")
     add("-h", "--help", action="help", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    _check_usage(parser, options)
+    live = options.text is None and not (options.file or options.raw or options.list_devices)
+    _check_usage(parser, options, live=live)
     try:
-        options.settings = _settings(options)
+        settings = _settings(options, is_open=live and not options.hold)
     except ValueError as error:
         parser.error(str(error))
-    return options
+    return argparse.Namespace(**vars(options), live=live, settings=settings)
 
 
-def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exit if options contradict each other. Sets ``live``: whether the microphone is the source."""
-    options.live = options.text is None and not (options.file or options.raw or options.list_devices)
-    if options.save and (options.live or options.text == _TYPED):
+def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace, *, live: bool) -> None:
+    """Exit if options contradict each other."""
+    if options.save and (live or options.text == _TYPED):
         parser.error("--save goes with --file, --text TEXT or --raw")
-    if not options.live and (options.hold or options.cancel_echo):
+    if not live and (options.hold or options.cancel_echo):
         parser.error(f"--{'hold' if options.hold else 'cancel-echo'} goes with the microphone")
     if options.hold and options.cancel_echo:
         parser.error("--cancel-echo goes without --hold, which closes the microphone before the answer")
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, *, is_open: bool) -> dict[str, Any]:
     """Build the session configuration from the command line. Raises ValueError."""
     fields: dict[str, Any] = {}
     for setting in options.config:
@@ -155,7 +157,6 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         except orjson.JSONDecodeError:
             place[name] = value
     fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
-    is_open = options.live and not options.hold
     if is_open and not isinstance(fields.setdefault("turn_detection", {}), dict):
         raise ValueError("an open microphone needs turn detection; --hold does without")
     if options.realtime is not None:
@@ -235,8 +236,7 @@ async def _converse(
     """Talk by the means that the options name, and return the exit status."""
     typed = options.text is not None and not options.json
     display = PlainDisplay(times=options.text != _TYPED) if typed else make_display(as_json=options.json)
-    listener = AnswerListener(display, loudspeaker)
-    listener.interruptible = _is_interruptible(session)
+    listener = AnswerListener(display, loudspeaker, interruptible=_is_interruptible(session))
     try:
         _introduce(session, display, live=options.live or options.text == _TYPED)
         if microphone:
@@ -322,4 +322,5 @@ def _cancel_echo(microphone: MicrophoneDevice, loudspeaker: LoudspeakerDevice, *
             raise
         print(f"omni-ws talk: no echo canceller, so use a headset: {error}", file=sys.stderr)
     else:
-        microphone.canceller = loudspeaker.canceller = canceller
+        microphone.cancel_echo(canceller)
+        loudspeaker.cancel_echo(canceller)

@@ -8,7 +8,6 @@ from omni_ws.client import (
     AudioChunk,
     ErrorEvent,
     Event,
-    Final,
     Reconnected,
     Reconnecting,
     ResponseStarted,
@@ -21,6 +20,7 @@ from omni_ws.client import (
     TranscriptChunk,
     TranscriptView,
 )
+from omni_ws.client import Final as LastEvent
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
 from omni_ws.talk.display import JsonDisplay
@@ -30,7 +30,10 @@ from omni_ws.talk.sound_devices import LoudspeakerDevice
 class AnswerListener:
     """Shows, plays and keeps what the server sends."""
 
-    def __init__(self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None) -> None:
+    def __init__(
+        self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None, *, interruptible: bool = False
+    ) -> None:
+        """``interruptible``: whether barge-in is configured."""
         self.display = display
         self.loudspeaker = loudspeaker
         #: What was understood so far, by request.
@@ -46,8 +49,7 @@ class AnswerListener:
         self.input_ended_at: float | None = None
         #: That of a turn that ended while the answer to the one before was going on.
         self.next_input_ended_at: float | None = None
-        #: Whether barge-in is configured.
-        self.interruptible = False
+        self._interruptible = interruptible
         #: What was heard of an answer that speech has interrupted, until it ends or goes on.
         self.paused: tuple[str, float] | None = None
         self.first: dict[str, float] = {}
@@ -119,7 +121,7 @@ class AnswerListener:
                     self.asked.discard(event.ref or "")
             case Reconnected() | Resumed() | Reconnecting():
                 self.take_connection(event)
-            case Final():
+            case LastEvent():
                 self.take_final(event)
 
     def take_speech(self, event: SpeechStarted | SpeechConfirmed | SpeechDismissed | SpeechStopped) -> None:
@@ -129,7 +131,9 @@ class AnswerListener:
                 self.duck(True)
             case SpeechStarted() | SpeechConfirmed():
                 kind = "speech_started"
-                if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
+                if (
+                    self._interruptible
+                ):  # the server sends no more of the answer, unless this turns out to have no words
                     self.paused = self.played
                     self.stop_playing()
                 self.duck(False)
@@ -171,7 +175,7 @@ class AnswerListener:
             self.paused = None
             self.loudspeaker.buffer.play(event)
 
-    def take_final(self, event: Final) -> None:
+    def take_final(self, event: LastEvent) -> None:
         for names in (self.asked, self.unwanted):
             names.discard(event.ref or "")
         self.transcripts.pop(event.request_id, None)

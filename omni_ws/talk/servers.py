@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from omni_ws.caller.script import Target
 from omni_ws.client import DEFAULT_URL, ConnectionFailed, connect
@@ -18,8 +17,6 @@ from omni_ws.tools.weights import fetch_for_start
 
 #: How long the default port may take to answer: it is on this machine.
 _LOOK_SEC: Final = 5.0
-#: The exit status that shells report for a program that SIGINT ended.
-INTERRUPTED: Final = 130
 
 
 @asynccontextmanager
@@ -60,20 +57,3 @@ async def _answers(api_key: str | None) -> bool:
             return True
     except ConnectionFailed:
         return False
-
-
-def run_interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run a command to its end. SIGINT, SIGTERM and SIGHUP end it with the server that it started."""
-
-    async def run() -> int:
-        running = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not POSIX
-                loop.add_signal_handler(number, running.cancel)
-        try:
-            return await running
-        except asyncio.CancelledError:
-            return INTERRUPTED
-
-    return asyncio.run(run())

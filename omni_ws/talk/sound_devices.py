@@ -91,7 +91,7 @@ class _SoundDevice:
         self.sample_rate = _sample_rate(device, self.kind, sample_rate)
         self.level = 0.0
         #: Takes the echo of the loudspeaker out of what the microphone hears, in the threads of the devices.
-        self.canceller: EchoBetween | None = None
+        self._canceller: EchoBetween | None = None
         self._loop = asyncio.get_running_loop()
         self._device = device
 
@@ -109,6 +109,9 @@ class _SoundDevice:
             )
         except library.PortAudioError as error:
             raise NoSoundDevice(f"the {self.name} cannot be opened: {error}") from None
+
+    def cancel_echo(self, canceller: EchoBetween) -> None:
+        self._canceller = canceller
 
     def start(self) -> None:
         """Starts it. Raises NoSoundDevice."""
@@ -139,8 +142,8 @@ class MicrophoneDevice(_SoundDevice):
 
     def _recorded(self, data: Any, frames: int, time: Any, status: Any) -> None:
         piece = bytes(data)
-        if self.canceller:
-            piece = self.canceller.heard(piece)
+        if self._canceller:
+            piece = self._canceller.heard(piece)
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._take, piece)
 
@@ -188,8 +191,8 @@ class LoudspeakerDevice(_SoundDevice):
         audio = self.ducker.apply(self.buffer.read(len(data)))
         data[:] = audio
         self.level = _peak(audio)
-        if self.canceller:
-            self.canceller.played(audio)
+        if self._canceller:
+            self._canceller.played(audio)
         if self.buffer.idle:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._idle.set)

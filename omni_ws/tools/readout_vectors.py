@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omni_ws.cli import FAILURE, INTERRUPTED, USAGE_ERROR
 from omni_ws.config import load
@@ -20,23 +20,20 @@ VECTORS: Final = "readout.safetensors"
 MANIFEST: Final = "readout.json"
 
 
-def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def make_readout_vectors(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command and return its exit status: 0, 1 if it failed, 2 for wrong usage."""
-    parser = _parser()
-    options, settings = parser.parse_known_args(arguments)
+    options, settings = _readout_parser().parse_known_args(arguments)
     try:
-        vllm = load(settings, environ, options.config).config.vllm
-        if vllm.model is None:
-            raise ConfigurationError(["a model is needed: --model NAME-OR-FOLDER"])
-        _make(options.prompts, options.layers, options.out, model=vllm.model, args=vllm.args)
+        model, args = named_model(settings, environ, options.config)
+        _make(options.prompts, options.layers, options.out, model=model, args=args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except ConfigurationError as error:
-        return _print_errors(error.problems, USAGE_ERROR)
+        return print_errors("readout-vectors", error.problems, USAGE_ERROR)
     except OmniError as error:
-        return _print_errors([error.message], FAILURE)
+        return print_errors("readout-vectors", [error.message], FAILURE)
     except OSError as error:
-        return _print_errors([str(error)], FAILURE)
+        return print_errors("readout-vectors", [str(error)], FAILURE)
     return 0
 
 
@@ -57,7 +54,7 @@ def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, arg
     print(f"--grpc.readout-vectors {files[0]} --grpc.readout-manifest {files[1]}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _readout_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-ws readout-vectors",
         usage="omni-ws readout-vectors --prompts FILE --layers N,N,… --model NAME-OR-FOLDER [--out FOLDER] "
@@ -86,7 +83,15 @@ def _layers(text: str) -> list[int]:
     return layers
 
 
-def _print_errors(problems: Sequence[str], status: int) -> int:
+def named_model(settings: Sequence[str], environ: Mapping[str, str], file: Path | None) -> tuple[str, dict[str, Any]]:
+    """Return the model that the settings name, and the arguments for vLLM. Raises ConfigurationError."""
+    vllm = load(settings, environ, file).config.vllm
+    if vllm.model is None:
+        raise ConfigurationError(["a model is needed: --model NAME-OR-FOLDER"])
+    return vllm.model, vllm.args
+
+
+def print_errors(command: str, problems: Sequence[str], status: int) -> int:
     for problem in problems:
-        print(f"omni-ws readout-vectors: error: {problem}", file=sys.stderr)
+        print(f"omni-ws {command}: error: {problem}", file=sys.stderr)
     return status

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from omni_ws.cli import FAILURE, USAGE_ERROR
-from omni_ws.config import load
 from omni_ws.config.values import ConfigurationError
 from omni_ws.installing import INSTALL_VLLM
+from omni_ws.tools.readout_vectors import named_model, print_errors
 
 
-def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_vllm_node(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command until a signal ends it; return its exit status: 1 if it failed, 2 for wrong usage."""
-    options, settings = _parser().parse_known_args(arguments)
+    options, settings = _node_parser().parse_known_args(arguments)
     try:
-        vllm = load(settings, environ, options.config).config.vllm
-        if vllm.model is None:
-            raise ConfigurationError(["a model is needed: --model NAME-OR-FOLDER"])
+        model, args = named_model(settings, environ, options.config)
         if find_spec("vllm") is None:
             raise ConfigurationError([f"the vllm engine needs vLLM: {INSTALL_VLLM}"])
         from omni_ws.engine.vllm.language_model import LanguageModel
         from omni_ws.engine.vllm.nodes import run_node
 
-        run_node(LanguageModel("model", {**vllm.args, "model": vllm.model}, setting="vllm.args").engine_args())
+        run_node(LanguageModel("model", {**args, "model": model}, setting="vllm.args").engine_args())
     except ConfigurationError as error:
-        return _print_errors(error.problems, USAGE_ERROR)
+        return print_errors("vllm-node", error.problems, USAGE_ERROR)
     except OSError as error:
-        return _print_errors([str(error)], FAILURE)
+        return print_errors("vllm-node", [str(error)], FAILURE)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _node_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-ws vllm-node",
         usage="omni-ws vllm-node --model NAME-OR-FOLDER [--vllm.args.<name> VALUE ...] [--config FILE.toml]",
@@ -43,9 +40,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read the vllm settings from this file")
     return parser
-
-
-def _print_errors(problems: Sequence[str], status: int) -> int:
-    for problem in problems:
-        print(f"omni-ws vllm-node: error: {problem}", file=sys.stderr)
-    return status

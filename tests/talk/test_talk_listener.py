@@ -48,10 +48,10 @@ class Told(JsonDisplay):
         pass
 
 
-def listening() -> tuple[AnswerListener, AnswerBuffer, Told]:
+def listening(*, interruptible: bool = False) -> tuple[AnswerListener, AnswerBuffer, Told]:
     display, buffer = Told(), AnswerBuffer(24_000, prefill_ms=0)
     loudspeaker: Any = SimpleNamespace(buffer=buffer, sample_rate=24_000, ducker=Ducker(AudioFormat()))
-    return AnswerListener(display, loudspeaker), buffer, display
+    return AnswerListener(display, loudspeaker, interruptible=interruptible), buffer, display
 
 
 def words(text: str) -> list[Any]:
@@ -113,8 +113,7 @@ async def test_a_request_without_an_id_is_stopped_by_its_name() -> None:
 
 @pytest.mark.parametrize("end", ["confirmed", "dismissed", "new session"])
 def test_the_voice_is_lowered_until_it_is_known_whether_somebody_interrupts(end: str) -> None:
-    listener, buffer, display = listening()
-    listener.interruptible = True
+    listener, buffer, display = listening(interruptible=True)
     sound = np.full(24_000, 16_384, "<i2").tobytes()
 
     def level() -> int:

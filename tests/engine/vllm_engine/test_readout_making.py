@@ -17,7 +17,7 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts, load_concepts, load_vectors, make_vectors
-from omni_ws.tools import readout_vectors
+from omni_ws.tools.readout_vectors import make_readout_vectors
 
 PROMPTS = {
     "loud": {"positive": ["come here!", "stop!", "what a day!"], "negative": ["come here", "stop", "what a day"]},
@@ -80,7 +80,7 @@ async def test_vectors_from_the_command(tmp_path: Path, capsys: pytest.CaptureFi
     prompts.write_text(json.dumps(PROMPTS))
     given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
-    assert await asyncio.to_thread(readout_vectors.main, [*command, "--layers", "0,1"], {}) == 0
+    assert await asyncio.to_thread(make_readout_vectors, [*command, "--layers", "0,1"], {}) == 0
     assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in capsys.readouterr().out
 
     made = load_vectors(out / "readout.safetensors", out / "readout.json")
@@ -136,7 +136,7 @@ async def test_layers_that_the_model_lacks(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_the_folder_of_the_model_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--prompts", "any.json", "--layers", "1", "--model", str(tmp_path), "--out", str(tmp_path)]
-    assert readout_vectors.main(arguments, {}) == 2
+    assert make_readout_vectors(arguments, {}) == 2
     assert "is the folder of the model" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
