@@ -14,8 +14,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import pinned_weights, weights_cache
 
 ROOT: Final = Path(__file__).parents[1]
 LICENCES: Final = ROOT / "deploy" / "licences"

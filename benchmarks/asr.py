@@ -23,10 +23,8 @@ from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.word_errors import WordErrors, spoken_words, total, word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper import WhisperRecogniser
-from omni_ws.engine.asr.whisper_model import PINNED
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.engine.asr.whisper import PINNED, WhisperRecogniser
+from omni_ws.weights import pinned_weights, weights_cache
 
 #: Targets: of the default recogniser on clean speech that is read, and of all where nobody speaks.
 MAX_CLEAN_RATE: Final = 0.06

@@ -37,7 +37,7 @@ from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AudioOutput, HeardLanguage
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
-from omni_ws.weights.cache import fetched_folder
+from omni_ws.weights import fetched_folder
 
 MODEL: Final = "base"
 LANGUAGES: Final = ("en", "es", "fr", "it", "pt", "de")

@@ -25,7 +25,10 @@ from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.audio.speech_watch import BARGE_IN_BAR, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.core.sent_sound import Playing, SentPiece
+from omni_ws.core.ledger import (
+    Playing,
+    SentPiece,
+)
 
 ANSWER_SEC: Final = 10
 LEVEL: Final = 0.08

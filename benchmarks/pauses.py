@@ -28,8 +28,7 @@ import soxr
 
 from benchmarks.server_process import free_port, serving
 from omni_ws.caller.answers import NativeReader, RealtimeReader
-from omni_ws.caller.call import WebSocketCall
-from omni_ws.caller.script import Target, beside, say, spoken
+from omni_ws.caller.script import Target, WebSocketCall, beside, say, spoken
 from omni_ws.client import AudioChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.audio import Pcm16

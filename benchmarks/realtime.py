@@ -22,8 +22,7 @@ import websockets
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak
 from benchmarks.server_process import free_port, scheduled_seconds, serving
 from omni_ws.caller.answers import Answers, RealtimeReader
-from omni_ws.caller.call import WebSocketCall
-from omni_ws.caller.script import PIECE_SEC, Target, spoken
+from omni_ws.caller.script import PIECE_SEC, Target, WebSocketCall, spoken
 from omni_ws.client.audio import paced
 
 RATE: Final = 24_000

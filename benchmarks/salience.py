@@ -14,7 +14,10 @@ from benchmarks.token_server import MetronomeEngine
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.tokens.sessions import TokenCall, TokenSessions
+from omni_ws.service.tokens import (
+    TokenCall,
+    TokenSessions,
+)
 
 LONG: Final = 200_000
 MOST_CALL_SEC: Final = 0.001

@@ -29,9 +29,9 @@ from benchmarks.server_process import cpu_seconds, free_port, running_command, s
 from omni_ws.config.model import SessionsConfig
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
+from omni_ws.service.sessions.factory import configured_store
 from omni_ws.service.sessions.session import SavedSession
-from omni_ws.service.store.opening import configured_store
-from omni_ws.service.store.sealing import packed
+from omni_ws.service.store.records import packed
 from omni_ws.service.store.session_store import SessionStore
 
 #: Targets.

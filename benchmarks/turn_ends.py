@@ -30,8 +30,11 @@ from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.weights.cache import WeightsCache, weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import (
+    WeightsCache,
+    pinned_weights,
+    weights_cache,
+)
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 KINDS: Final = {

@@ -42,11 +42,10 @@ from omni_ws.engine.asr.recogniser import (
 from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused, UtteranceResumed, UtteranceSplitter
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
-from omni_ws.engine.tts.kokoro import Kokoro
+from omni_ws.engine.tts.neural import Kokoro
 from omni_ws.engine.tts.synthesiser import Speak
 from omni_ws.service.conversation.turn_words import TurnWords
-from omni_ws.weights.cache import WeightsCache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import WeightsCache, pinned_weights
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 #: From when a pause is told to the recogniser to when its text is known.

@@ -39,8 +39,11 @@ from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import WeightsError, pinned_weights
+from omni_ws.weights import (
+    WeightsError,
+    pinned_weights,
+    weights_cache,
+)
 
 LANGUAGES: Final = Path(__file__).with_name("speech") / "languages.jsonl"
 #: The target for Kokoro in each language.

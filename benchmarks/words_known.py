@@ -16,15 +16,19 @@ import numpy as np
 
 from benchmarks.speech.corpus import recordings
 from benchmarks.turn_words import no_interim_texts
-from omni_ws.audio.near_voice import FallingVoice
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.sound_levels import FallingVoice
 from omni_ws.audio.speech_watch import TurnDetector
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import UtterancePaused, UtteranceSplitter
-from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, WhisperModel, whisper_folder
+from omni_ws.engine.asr.whisper import (
+    DEFAULT_MODEL,
+    WhisperModel,
+    whisper_folder,
+)
 from omni_ws.service.conversation.turn_listener import PIECE_MS, TURN_PIECE_MS, URGENT_PIECE_MS
 
 #: Of the recordings, sentences of so many seconds at most, and of these one in so many.

@@ -29,15 +29,15 @@ INTERRUPTED: Final = 130
 _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "serve": (None, "run the server (serve --help, serve --help-all); without a command: serve --fetch --browser"),
     "readout-vectors": (
-        "omni_ws.tools.readout_vectors:make_readout_vectors",
+        "omni_ws.tools.vllm:make_readout_vectors",
         "compute readout vectors from example prompts",
     ),
     "talk": ("omni_ws.talk.command", "talk with a server: microphone and loudspeaker, files, or text"),
     "mcp": ("omni_ws.mcp_server.command", "give programs a voice: an MCP server that speaks, listens and converses"),
-    "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
+    "replay": ("omni_ws.replay", "replay recorded sessions and compare the answers"),
     "test": ("omni_ws.scenarios.command", "let simulated callers talk to a server, and check what they hear"),
-    "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),
-    "vllm-node": ("omni_ws.tools.vllm_node:run_vllm_node", "run a part of a server's vLLM model on another machine"),
+    "bench": ("omni_ws.bench", "load a running server and print how soon it answers"),
+    "vllm-node": ("omni_ws.tools.vllm:run_vllm_node", "run a part of a server's vLLM model on another machine"),
     "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
 }
 
@@ -139,7 +139,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             print(loaded.render(), end="")
             return 0
         if options.lan:
-            from omni_ws.tools.lan import lan_server
+            from omni_ws.tools.opening import lan_server
 
             lan = lan_server(loaded)
             return _serve(lan.config, fetch=options.fetch, listening=lambda port: lan.tell(port, sys.stderr))
@@ -151,7 +151,11 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _opens_page(config: ServerConfig, environ: Mapping[str, str]) -> Callable[[int], object] | None:
     """Return what opens the page of a server on a port; None where a browser would not open, or not show the page."""
-    from omni_ws.tools.open_page import on_a_desktop, open_page, opens_by_itself
+    from omni_ws.tools.opening import (
+        on_a_desktop,
+        open_page,
+        opens_by_itself,
+    )
 
     return partial(open_page, config) if on_a_desktop(environ, sys.stderr) and opens_by_itself(config) else None
 

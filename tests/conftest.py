@@ -25,7 +25,7 @@ from support.patience import PATIENCE_SEC
 from support.virtual_clock import VirtualClockLoop
 
 import omni_ws.client
-from omni_ws.logs import QUIETED_LOGGERS
+from omni_ws.service.process import QUIETED_LOGGERS
 
 pytest_plugins = ["support.uneven_schedule", "support.vllm_tests", "support.voices"]
 

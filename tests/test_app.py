@@ -10,11 +10,10 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import InvalidStatus
 
-from omni_ws.app import App
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import OmniError, Unauthenticated
-from omni_ws.server import create_app, listen
+from omni_ws.server import App, create_app, listen
 from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 

@@ -19,7 +19,11 @@ from benchmarks.voices import sentences
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.engine.spoken.speakable_text import spoken_form
-from omni_ws.weights.sources import Fetching, WeightsError, read_lock
+from omni_ws.weights import (
+    Fetching,
+    WeightsError,
+    read_lock,
+)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from omni_ws.config import (
 from omni_ws.config.loading import SETTINGS, SettingKind
 from omni_ws.config.model import SessionsConfig, TelephonyConfig
 from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
-from omni_ws.config.stores import StoreAddress
-from omni_ws.config.values import format_size, mark, parse_size
+from omni_ws.config.values import StoreAddress, format_size, mark, parse_size
 from omni_ws.wire.openai_fields import MediaLimitFields
 
 MIB = 1024**2
@@ -459,10 +458,10 @@ def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
     vllm: VllmConfig, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ServerConfig(engine=EngineName.VLLM, vllm=vllm)
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs vLLM"):
         check_available(config)
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: object())
     with pytest.raises(ConfigurationError, match=problem):
         check_available(config)
     check_available(ServerConfig(engine=EngineName.VLLM, vllm=VllmConfig(model="m")))
@@ -514,25 +513,25 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
 
 
 def test_a_system_on_which_the_server_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.IS_POSIX", False)
+    monkeypatch.setattr("omni_ws.config.loading.IS_POSIX", False)
     with pytest.raises(ConfigurationError, match=r"runs on Linux and macOS; on Windows start it in WSL"):
         check_available(ServerConfig(engine=EngineName.FAKE))
 
 
 def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
-    monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "asyncio")
+    monkeypatch.setattr("omni_ws.config.loading.ECHO_PACKAGE", "asyncio")
     check_available(config)
-    monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "no_such_package")
+    monkeypatch.setattr("omni_ws.config.loading.ECHO_PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install omni-ws$"):
         check_available(config)
 
 
 def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", "asyncio.queues"))
+    monkeypatch.setattr("omni_ws.config.loading.TRACING_PACKAGES", ("asyncio", "asyncio.queues"))
     check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
     for missing in ("no_such_package.at.all", "asyncio.no_such_module"):
-        monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", missing))
+        monkeypatch.setattr("omni_ws.config.loading.TRACING_PACKAGES", ("asyncio", missing))
         with pytest.raises(ConfigurationError, match=r"pip install 'omni-ws\[otel\]'"):
             check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
         check_available(ServerConfig(engine=EngineName.FAKE))
@@ -544,7 +543,7 @@ def test_a_store_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store="sqlite:x.db", store_key=key))
     for config in (on_a_server, sealed):
         check_available(config)
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"store needs the client library .*pip install 'omni-ws\[redis\]'"):
         check_available(on_a_server)
     with pytest.raises(ConfigurationError, match=r"store_key needs cryptography: .*pip install omni-ws$"):

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from omni_ws.cli import main
 from omni_ws.config.loading import SETTINGS
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.stores import StoreAddress
+from omni_ws.config.values import StoreAddress
 from omni_ws.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]

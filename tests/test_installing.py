@@ -65,7 +65,7 @@ def test_a_private_name_that_has_gone_is_named() -> None:
         check_private_names("h11", {Renamed: ("_set", "_gone")})
 
 
-@pytest.mark.parametrize("module", ["omni_ws.transport.http.strict_h11", "omni_ws.transport.webrtc.call"])
+@pytest.mark.parametrize("module", ["omni_ws.transport.http.connections", "omni_ws.transport.webrtc.call"])
 def test_the_private_names_that_are_used_are_there(module: str) -> None:
     """Loading the module checks them; the check for vLLM is that of its start."""
     assert "check_private_names" in vars(importlib.import_module(module))

@@ -24,9 +24,13 @@ from websockets.exceptions import InvalidStatus
 
 from omni_ws.cli import main
 from omni_ws.config import ConfigurationError, configured_keys, load
-from omni_ws.tools import lan
-from omni_ws.tools.lan import LanServer, lan_address, lan_server
+from omni_ws.tools import opening
 from omni_ws.tools.lan_certificate import BACKDATED, REMAINING, VALIDITY, kept_certificate
+from omni_ws.tools.opening import (
+    LanServer,
+    lan_address,
+    lan_server,
+)
 
 NAMES = ("192.168.1.20", "localhost")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -153,7 +157,7 @@ def test_what_the_user_gives_is_used(tmp_path: Path) -> None:
 def test_a_machine_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system refuses an address for all, and gives a loopback address for itself."""
     refused = (socket.AF_INET, "255.255.255.255")
-    monkeypatch.setattr(lan, "ELSEWHERE", (refused, (socket.AF_INET, "127.0.0.1")))
+    monkeypatch.setattr(opening, "ELSEWHERE", (refused, (socket.AF_INET, "127.0.0.1")))
     with pytest.raises(ConfigurationError, match="finds no network address of this machine"):
         lan_address()
 
@@ -169,7 +173,7 @@ def test_a_place_that_cannot_be_written(
 
 
 def test_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lan, "PACKAGES", ("omni_ws", "no_such_package"))
+    monkeypatch.setattr(opening, "PACKAGES", ("omni_ws", "no_such_package"))
     with pytest.raises(ConfigurationError, match=r"--lan needs its packages: .*pip install omni-ws$"):
         started(tmp_path)
 
@@ -214,7 +218,7 @@ def test_a_terminal_gets_a_link_with_the_key_and_its_code(tmp_path: Path) -> Non
     link = re.search(r"open (https://127\.0\.0\.1:\d+/#key=\S+)", said)
     assert link is not None
     assert link[1].endswith(f"#key={key}")
-    rows = re.findall(re.escape(lan.QR_COLOURS) + "(.*?)" + re.escape(lan.PLAIN_COLOURS), said)
+    rows = re.findall(re.escape(opening.QR_COLOURS) + "(.*?)" + re.escape(opening.PLAIN_COLOURS), said)
     halves = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
     drawn = [[halves[sign][half] for sign in row] for row in rows for half in (0, 1)]
     code = [list(row) for row in segno.make_qr(link[1], error="l").matrix_iter(border=2)]

@@ -24,10 +24,14 @@ from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import AnswerText, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter, pieces_of
-from omni_ws.engine.llm.intents.sums import NotArithmetic, evaluate, parse_number
-from omni_ws.engine.llm.rules import answer
+from omni_ws.engine.llm.computed import (
+    NotArithmetic,
+    evaluate,
+    parse_number,
+)
+from omni_ws.engine.llm.rules_engine import answer
 from omni_ws.engine.remote.event_stream import EventReader
-from omni_ws.engine.remote.request_body import with_results
+from omni_ws.engine.remote.settings import with_results
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError

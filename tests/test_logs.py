@@ -9,8 +9,13 @@ import sys
 import pytest
 
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, RateLimited, ShuttingDown
-from omni_ws.logs import QUIETED_LOGGERS, JsonFormatter, TextFormatter, configure_logging
 from omni_ws.service.observing.accounts import level_of, write_line
+from omni_ws.service.process import (
+    QUIETED_LOGGERS,
+    JsonFormatter,
+    TextFormatter,
+    configure_logging,
+)
 
 logger = logging.getLogger("omni_ws.test")
 

@@ -11,7 +11,10 @@ from support.patience import PATIENCE_SEC
 
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig
-from omni_ws.tools.open_page import on_a_desktop, open_page
+from omni_ws.tools.opening import (
+    on_a_desktop,
+    open_page,
+)
 
 SCREEN = {"DISPLAY": ":0"}
 
@@ -68,7 +71,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     monkeypatch.setattr("omni_ws.server.serve", serve)
     monkeypatch.setattr("omni_ws.tools.weights.fetch_for_start", lambda config: None)
     monkeypatch.setattr(
-        "omni_ws.tools.open_page.open_page", lambda config, port: open_page(config, port, addresses.append)
+        "omni_ws.tools.opening.open_page", lambda config, port: open_page(config, port, addresses.append)
     )
     monkeypatch.setattr(webbrowser, "open", lambda address: pytest.fail(f"a real browser for {address}"))
 

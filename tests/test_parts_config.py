@@ -201,7 +201,7 @@ def refused(**fields: Any) -> str:
 def test_settings_of_parts_that_cannot_work(
     fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: object())
     assert message in refused(**fields)
 
 
@@ -227,17 +227,17 @@ def test_llamacpp_has_the_port_of_this_server() -> None:
 def test_packages_that_a_named_part_lacks(
     fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: None)
     assert message in refused(**fields)
 
 
 def test_packages_that_only_implied_parts_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: None)
     check_available(ServerConfig(llm={"use": "rules"}))  # type: ignore[arg-type]  # pydantic makes it
 
 
 def test_everything_that_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: object())
     argv = (
         *("--asr", "whisper"),
         *("--llm", "https://api.example.org/v1", "--llm.model", "some/model", "--llm.api-key", "key"),

@@ -16,11 +16,21 @@ from support.raw_http import call
 
 from omni_ws.cli import main
 from omni_ws.client import connect
-from omni_ws.config import ConfigurationError, EngineName, ServerConfig, check_available, load, plugins
-from omni_ws.config.plugins import ENGINES, FRONTS, OWN
+from omni_ws.config import (
+    ConfigurationError,
+    EngineName,
+    ServerConfig,
+    check_available,
+    load,
+    parts,
+)
+from omni_ws.config.parts import (
+    ENGINES,
+    FRONTS,
+    OWN,
+)
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.available import wanted_weights
+from omni_ws.engine_choice import create_engine, wanted_weights
 from omni_ws.server import create_app
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +78,7 @@ def test_our_own_need_nothing_of_what_is_installed(monkeypatch: pytest.MonkeyPat
     def read(**parameters: Any) -> NoReturn:
         raise AssertionError("what is installed was read")
 
-    monkeypatch.setattr(plugins, "entry_points", read)
+    monkeypatch.setattr(parts, "entry_points", read)
     config = load(["--engine", "fake", "--port", "0", "--fronts", "demo"]).config
     assert config.engine is EngineName.FAKE
     app = create_app(create_engine(config), config)

@@ -39,7 +39,11 @@ from omni_ws.audio import smart_turn
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.smart_turn import Class, backchannel_probability, spectrogram
 from omni_ws.audio.vad import SAMPLE_RATE
-from omni_ws.service.conversation.mere_acknowledgements import SURE_BACKCHANNEL, SURE_WORDS, is_acknowledgement
+from omni_ws.service.conversation.onsets import (
+    SURE_BACKCHANNEL,
+    SURE_WORDS,
+    is_acknowledgement,
+)
 
 WEIGHTS: Final = Path(smart_turn.__file__).with_name("backchannel.npz")
 #: How many sounds are made for training, for choosing and for judging, and how often each sound is heard.

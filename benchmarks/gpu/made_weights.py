@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 
 from benchmarks.gpu.shapes import Family, OmniShape
-from omni_ws.engine.omni.checkpoint import CheckpointTensors
+from omni_ws.engine.omni.transformer import CheckpointTensors
 
 _EMBEDDINGS = "thinker.model.embed_tokens.weight"
 #: Rows of the Thinker's table that are not zero: more than any token of the benchmark but the special ones.

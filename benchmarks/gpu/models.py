@@ -8,11 +8,15 @@ import torch
 
 from benchmarks.gpu.made_weights import MadeTensors, code2wav_weights, token2wav_weights
 from benchmarks.gpu.shapes import Family, OmniShape
-from omni_ws.engine.omni.checkpoint import OmniSpeaker
 from omni_ws.engine.omni.qwen3_code2wav import Code2WavShape, Qwen3Code2Wav
 from omni_ws.engine.omni.slot_talker import SlotTalker
 from omni_ws.engine.omni.talker_network import CodePredictor, Qwen3Talker, Qwen25Talker, SlotSpace
-from omni_ws.engine.omni.token2wav import ODE_STEPS, Qwen25Token2Wav, Token2WavNetwork
+from omni_ws.engine.omni.transformer import OmniSpeaker
+from omni_ws.engine.omni.vocoder import (
+    ODE_STEPS,
+    Qwen25Token2Wav,
+    Token2WavNetwork,
+)
 
 Vocoder: TypeAlias = Qwen3Code2Wav | Qwen25Token2Wav
 

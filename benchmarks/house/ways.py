@@ -31,8 +31,7 @@ from benchmarks.house.traces import Call, Trace, Way, way_of
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import AudioOutput, Engine, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.available import turn_model
+from omni_ws.engine_choice import create_engine, turn_model
 from omni_ws.server import create_app, listen
 
 #: So often each way is gone, after once that loads what is loaded late.

@@ -17,17 +17,20 @@ from benchmarks.manners.rows import Figure, quantiles, share
 from benchmarks.manners.stimuli import RATE, Plan, Planned, Stimulus, noises_of_the_body
 from benchmarks.turn_ends import Judge, smart_turn_file
 from benchmarks.turn_words import Judged, TextsOf, Turn, events_in, judged
-from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.smart_turn import SmartTurn
+from omni_ws.audio.sound_levels import (
+    SpeechLasts,
+    SpeechLull,
+)
 from omni_ws.audio.speech_watch import UNCERTAIN_BAR, SpeechWatch
 from omni_ws.audio.vad import SpeechDetector
-from omni_ws.caller.sounds import room_noise
+from omni_ws.caller.live_caller import room_noise
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.asr.whisper import WhisperRecogniser
-from omni_ws.service.conversation.mere_acknowledgements import Verdict
-from omni_ws.service.conversation.mere_acknowledgements import judged as judged_over_an_answer
-from omni_ws.weights.cache import weights_cache
+from omni_ws.service.conversation.onsets import Verdict
+from omni_ws.service.conversation.onsets import judged as judged_over_an_answer
+from omni_ws.weights import weights_cache
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 #: What is heard before a stimulus, and behind it.

@@ -21,9 +21,15 @@ from benchmarks.manners.stimuli import (
     television,
 )
 from benchmarks.manners.turns import Said, hear_alone, say_sentence
-from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
+from omni_ws.caller.live_caller import (
+    Echo,
+    LiveCaller,
+    NativeWire,
+    RealtimeWire,
+    SettingsRefused,
+    Wire,
+)
 from omni_ws.caller.script import Target
-from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 
 T = TypeVar("T")
 R = TypeVar("R")

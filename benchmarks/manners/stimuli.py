@@ -24,14 +24,16 @@ from numpy.typing import NDArray
 from benchmarks.speech.rendered import Rendering, keep
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
 from omni_ws.audio.pcm import Samples, resampled
+from omni_ws.caller.live_caller import (
+    MIC_TICK,
+    levelled,
+    pink_noise,
+)
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.caller.sounds import MIC_TICK, levelled, pink_noise
 from omni_ws.config.values import user_cache_folder
-from omni_ws.engine.tts.hibari import Hibari
-from omni_ws.engine.tts.kokoro import Kokoro
+from omni_ws.engine.tts.neural import Hibari, Kokoro
 from omni_ws.engine.tts.synthesiser import Speak, Synthesiser
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import pinned_weights, weights_cache
 
 RATE: Final = 16_000
 #: The voices of Kokoro that speak, and the small voice; none is one that the classifier was trained on.

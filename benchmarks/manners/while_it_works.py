@@ -15,9 +15,8 @@ from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
 from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
 from benchmarks.server_process import free_port, serving
-from omni_ws.caller.live_caller import LiveCaller
+from omni_ws.caller.live_caller import LiveCaller, NativeWire
 from omni_ws.caller.script import PIECE_MS
-from omni_ws.caller.wires import NativeWire
 from omni_ws.transport.http.exchange import HttpExchange
 
 _ASKED: Final = "What is the weather in Rome?"

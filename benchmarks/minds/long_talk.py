@@ -31,7 +31,7 @@ from benchmarks.minds.spoken import serving
 from omni_ws.client import connect
 from omni_ws.client.events import TextChunk
 from omni_ws.client.session import ClientSession
-from omni_ws.wire.history_items import MAX_HISTORY_ITEMS
+from omni_ws.wire.openai_requests import MAX_HISTORY_ITEMS
 
 SCRIPT: Final = Path(__file__).with_name("long_talk.toml")
 WORDS_PER_SEC: Final = 2.5

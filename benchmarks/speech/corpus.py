@@ -16,8 +16,11 @@ import numpy as np
 from benchmarks.speech.debian import DebianSource, files_of
 from omni_ws.audio.pcm import Samples
 from omni_ws.config.values import user_cache_folder
-from omni_ws.weights.cache import WeightsCache
-from omni_ws.weights.sources import PackageSource, read_lock
+from omni_ws.weights import (
+    PackageSource,
+    WeightsCache,
+    read_lock,
+)
 
 LOCK: Final = Path(__file__).with_name("corpus.lock")
 _TEST_DATA: Final = Path(__file__).parents[2] / "tests" / "data"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from omni_ws.weights.sources import (
+from omni_ws.weights import (
     Fetching,
     PinnedFile,
     PinnedWeights,

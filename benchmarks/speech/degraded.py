@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law, pcm16_from_samples, resampled
-from omni_ws.caller.sounds import pink_noise
+from omni_ws.caller.live_caller import pink_noise
 
 _RATE: Final = 16_000
 #: Seconds until the echo of the room is 60 dB weaker.

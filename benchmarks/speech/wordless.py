@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.caller.sounds import room_noise
+from omni_ws.caller.live_caller import room_noise
 
 _RATE: Final = 16_000
 #: Full scale is 1.

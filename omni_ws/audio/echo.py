@@ -27,7 +27,10 @@ import numpy as np
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.core.sent_sound import Playing, SentPiece
+from omni_ws.core.ledger import (
+    Playing,
+    SentPiece,
+)
 
 PACKAGE: Final = "pywebrtc_audio"
 #: While the loudspeaker sounds, and so long after it, sound of which the canceller leaves less than this is silenced:

@@ -19,8 +19,9 @@ import numpy as np
 
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.echo import NoiseSuppressor, OwnEcho
-from omni_ws.audio.near_voice import NearVoice, window_powers
-from omni_ws.audio.onset_meter import (
+from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.smart_turn import HEARD_SAMPLES, backchannel_probability
+from omni_ws.audio.sound_levels import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
     CLEAR_WINDOWS,
@@ -29,16 +30,16 @@ from omni_ws.audio.onset_meter import (
     KEPT_SOUND,
     QUIET_WINDOWS,
     WARY_WINDOWS,
+    NearVoice,
     OnsetMeter,
     SpeechLasts,
     SpeechLull,
     sound_of,
+    window_powers,
 )
-from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
-from omni_ws.audio.smart_turn import HEARD_SAMPLES, backchannel_probability
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.core.sent_sound import Playing
+from omni_ws.core.ledger import Playing
 from omni_ws.errors import OmniError
 
 # The rule for speech, given the probabilities that ``vad`` computes

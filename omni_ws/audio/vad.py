@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from omni_ws.audio.pcm import Samples
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights import fetched_file
 
 # Voice activity detection
 

@@ -7,13 +7,17 @@ and the loudspeaker's echo. Times are in ticks of this clock.
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
+from urllib.parse import urlencode
 
 import numpy as np
 import orjson
@@ -21,11 +25,483 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples, pcm16_from_samples
-from omni_ws.caller.script import PIECE_MS, PIECE_SEC, Target
-from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, Loudspeaker, TickResampler, mixed, room_noise
-from omni_ws.caller.wires import Wire
+from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples, encode_mu_law, pcm16_from_samples
+from omni_ws.caller.answers import NativeReader, RealtimeReader, SessionReader, decoded, parsed
+from omni_ws.caller.script import PIECE_MS, PIECE_SEC, Target, frame_levels
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine, without_secrets
+
+#: Of a microphone, in Hz, and its samples in a tick.
+MIC_RATE: Final = 16_000
+MIC_TICK: Final = MIC_RATE * PIECE_MS // 1000
+
+
+def pink_noise(length: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Noise at 16 kHz with equal power in every octave from 50 Hz on."""
+    spectrum = np.fft.rfft(random.normal(0, 1, length))
+    frequencies = np.fft.rfftfreq(length, 1 / MIC_RATE)
+    noise: NDArray[np.float64] = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 50.0)), length)
+    return noise
+
+
+def room_noise(seconds: float, level_db: float, *, seed: int) -> Samples:
+    """Pink noise at a level in dBFS; equal arguments give equal noise."""
+    noise = pink_noise(int(seconds * MIC_RATE), np.random.default_rng(seed))
+    return np.asarray(noise * 10 ** (level_db / 20) / np.sqrt(np.mean(noise**2)), np.float32)
+
+
+def levelled(samples: Samples, dbfs: float) -> Samples:
+    """Speech with its loud frames at this mean power."""
+    levels = frame_levels(samples, MIC_TICK)
+    loud = levels[levels > 0.05 * levels.max()]
+    return np.asarray(samples * (10 ** (dbfs / 20) / np.sqrt(np.mean(loud**2))), np.float32)
+
+
+def mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:
+    """Two sounds at once, the second from sample ``begin`` of the first on."""
+    end = begin + len(other)
+    sound = np.pad(sound, (0, end - len(sound))) if end > len(sound) else sound.copy()
+    sound[begin:end] += other
+    return sound
+
+
+class TickResampler:
+    """From one rate to ``up / down`` of it, a tick in and a tick out, about two milliseconds late."""
+
+    def __init__(self, up: int, down: int) -> None:
+        self._up, self._down = up, down
+        kept = 62 // up
+        taps = up * kept + 1
+        cutoff = 0.9 / max(up, down)
+        places = np.arange(taps) - taps // 2
+        # At ``up`` times the rate, below nine tenths of the lower of the two bands.
+        self._filter = np.sinc(places * cutoff) * cutoff * np.hamming(taps) * up
+        self._last = np.zeros(kept, np.float32)
+
+    def resample(self, tick: Samples) -> Samples:
+        block = np.concatenate([self._last, tick])
+        self._last = block[-len(self._last) :]
+        spread = np.zeros(self._up * len(block))
+        spread[:: self._up] = block
+        return np.convolve(spread, self._filter, "valid")[:: self._down].astype(np.float32)
+
+
+class MicrophoneFormat:
+    """A microphone's ticks as they are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as a telephone has it."""
+
+    def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:
+        self.rate, self.is_mu_law = rate, is_mu_law
+        ratio = {8000: (1, 2), 24_000: (3, 2)}.get(rate)
+        self._resampler = None if ratio is None else TickResampler(*ratio)
+
+    def encode(self, tick: Samples) -> bytes:
+        if self._resampler is not None:
+            tick = np.clip(self._resampler.resample(tick), -1, 1)
+        pcm16 = pcm16_from_samples(tick)
+        return encode_mu_law(pcm16) if self.is_mu_law else pcm16.tobytes()
+
+
+SPEAKER_RATE: Final = 24_000
+SPEAKER_TICK: Final = SPEAKER_RATE * PIECE_MS // 1000
+#: PROTOCOL, "Uncertain onsets": the sound is lowered by 15 dB.
+DUCKED: Final = 10 ** (-15 / 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Samples ``begin`` to ``end`` of an answer, played in a tick, and whether they were ducked."""
+
+    tick: int
+    answer: str
+    begin: int
+    end: int
+    ducked: bool
+
+
+@dataclass(slots=True)
+class _Piece:
+    answer: str
+    begin: int
+    samples: Pcm16
+
+    def take(self, most: int) -> Pcm16:
+        """Remove and return the next samples, so many at most."""
+        taken, self.samples = self.samples[:most], self.samples[most:]
+        self.begin += len(taken)
+        return taken
+
+
+@dataclass(slots=True)
+class Loudspeaker:
+    """Plays a tick of 20 ms at a time. All times are ticks since the start."""
+
+    ticks: int = 0
+    played: list[Stretch] = field(default_factory=list)
+    ducked: bool = False
+    _waiting: deque[_Piece] = field(default_factory=deque)
+    #: Up to where each answer was played, in samples.
+    _places: dict[str, int] = field(default_factory=dict)
+    _playing: str | None = None
+
+    def put(self, answer: str, samples: Pcm16, start_ms: float | None) -> None:
+        """Queue received sound. ``start_ms`` is its place in the answer; None: behind the sound received before."""
+        last = next((piece for piece in reversed(self._waiting) if piece.answer == answer), None)
+        follows = self._places.get(answer, 0) if last is None else last.begin + len(last.samples)
+        begin = follows if start_ms is None else round(start_ms * SPEAKER_RATE / 1000)
+        # The server rounds places to whole milliseconds.
+        begin = follows if abs(begin - follows) <= SPEAKER_RATE // 1000 else begin
+        self._waiting.append(_Piece(answer, begin, samples))
+
+    def tick(self) -> Pcm16:
+        """Play on for 20 ms, and return that sound."""
+        sound, place = np.zeros(SPEAKER_TICK, np.int16), 0
+        while self._waiting and place < SPEAKER_TICK:
+            piece = self._waiting[0]
+            begin, taken = piece.begin, piece.take(SPEAKER_TICK - place)
+            sound[place : place + len(taken)] = taken
+            self.played.append(Stretch(self.ticks, piece.answer, begin, piece.begin, self.ducked))
+            self._playing = piece.answer
+            place += len(taken)
+            self._places[piece.answer] = piece.begin
+            if not len(piece.samples):
+                self._waiting.popleft()
+        self.ticks += 1
+        return (sound * DUCKED).astype(np.int16) if self.ducked else sound
+
+    def duck(self, lowered: bool) -> None:
+        """Lower what is played from now on, or raise it to its full level."""
+        self.ducked = lowered
+
+    def stop(self) -> None:
+        """Drop the sound that was received and not yet played."""
+        self._waiting.clear()
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def holds(self, answer: str) -> bool:
+        """Whether sound of an answer is still to be played."""
+        return any(piece.answer == answer for piece in self._waiting)
+
+    def place(self, answer: str) -> float:
+        """Up to where an answer was played, in milliseconds."""
+        return self._places.get(answer, 0) * 1000 / SPEAKER_RATE
+
+    @property
+    def next_answer(self) -> str | None:
+        """The answer whose sound comes next; None where nothing does."""
+        return self._waiting[0].answer if self._waiting else None
+
+    @property
+    def position(self) -> tuple[str, float] | None:
+        """The answer that plays or played last, and up to where, in milliseconds."""
+        return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / SPEAKER_RATE)
+
+    # What it recorded
+
+    def sounding(self, begin: int, end: int) -> list[bool]:
+        """For each tick of [begin, end) whether anything was played in it."""
+        heard = {stretch.tick for stretch in self._since(begin) if stretch.tick < end}
+        return [tick in heard for tick in range(begin, end)]
+
+    def longest_gap_ms(self, begin: int, end: int) -> int:
+        """The longest time without anything to play in [begin, end)."""
+        longest = run = 0
+        for sounds in self.sounding(begin, end):
+            run = 0 if sounds else run + 1
+            longest = max(longest, run)
+        return longest * PIECE_MS
+
+    def heard_ms(self, begin: int, end: int, answers: Iterable[str] | None = None) -> float:
+        """How much of these answers, or of any, was played in [begin, end)."""
+        wanted = None if answers is None else set(answers)
+        return sum(
+            (one.end - one.begin) * 1000 / SPEAKER_RATE
+            for one in self._since(begin)
+            if one.tick < end and (wanted is None or one.answer in wanted)
+        )
+
+    def ducked_ms(self, begin: int, end: int) -> int:
+        """How long it played lowered in [begin, end)."""
+        return PIECE_MS * len({one.tick for one in self._since(begin) if one.tick < end and one.ducked})
+
+    def lost_and_repeated_ms(self, answer: str) -> tuple[float, float]:
+        """How much of an answer was skipped between its first and its last sound, and how much was played twice."""
+        place, lost, repeated = 0, 0, 0
+        for one in self.played:
+            if one.answer == answer:
+                lost += max(0, one.begin - place)
+                repeated += max(0, min(place, one.end) - one.begin)
+                place = max(place, one.end)
+        return lost * 1000 / SPEAKER_RATE, repeated * 1000 / SPEAKER_RATE
+
+    def _since(self, tick: int) -> list[Stretch]:
+        return self.played[bisect_left(self.played, tick, key=lambda stretch: stretch.tick) :]
+
+
+# How a front end is spoken to, and what its messages mean: the native WebSocket and the Realtime API.
+
+
+class Wire(ABC):
+    """How a caller configures a session of a front end, speaks to it, and reads its messages."""
+
+    path: str
+    reader: ClassVar[type[SessionReader]]
+    #: Whether what plays is reported all the time, and not only where it was stopped.
+    reports: ClassVar[bool]
+    #: Of a recording (docs/recording.md).
+    kind: ClassVar[str]
+    sound: MicrophoneFormat
+    #: The settings of turn detection; None if the caller ends the turns.
+    turns: dict[str, Any] | None
+
+    @abstractmethod
+    def opening(self, created: dict[str, Any]) -> dict[str, Any]:
+        """Return the message that configures a session, of which ``created`` was the first message."""
+
+    @abstractmethod
+    def audio(self, number: int, sound: bytes) -> list[dict[str, Any]]: ...
+
+    @abstractmethod
+    def typed(self, number: int, text: str) -> list[dict[str, Any]]: ...
+
+    @abstractmethod
+    def picture(self, number: int, media_type: str, data: bytes) -> list[dict[str, Any]]:
+        """A picture that is part of the next request."""
+
+    @abstractmethod
+    def result(self, number: int, call_id: str, text: str) -> list[dict[str, Any]]: ...
+
+    @abstractmethod
+    def cut(self, answer: str, played_ms: float) -> list[dict[str, Any]]:
+        """What a client says when speech has stopped its loudspeaker."""
+
+    @abstractmethod
+    def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what a message tells.
+
+        Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``acknowledged``, ``words``, ``times`` and
+        ``kept`` have ``fields``. All others have fields of ``live_caller.Seen``.
+        """
+
+    def resuming(self, reader: SessionReader) -> str | None:
+        """Return the path by which a lost session goes on; None where there is no such thing."""
+        return None
+
+    def asks_kept(self, answer: str) -> dict[str, Any] | None:
+        """Return the message that asks what the history keeps of an answer; None where there is no such thing."""
+        return None
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether speech over an answer stops it, and the loudspeaker with it."""
+        return self.turns is not None and self.turns.get("interrupt_response", True) is not False
+
+    cancel: ClassVar[dict[str, Any]]
+
+
+@dataclass
+class NativeWire(Wire):
+    """The native WebSocket, with the settings of the page unless ``turns`` or ``config`` say otherwise."""
+
+    turns: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    sound: MicrophoneFormat = field(default_factory=lambda: MicrophoneFormat(MIC_RATE))
+    path: str = "/v1/streaming_input"
+    reader = NativeReader
+    reports = True
+    kind = "websocket"
+    cancel: ClassVar[dict[str, Any]] = {"type": "cancel"}
+
+    def opening(self, created: dict[str, Any]) -> dict[str, Any]:
+        known = created.get("capabilities", {}).get("turn_detection_types", ("semantic_vad",))
+        turns = {
+            "type": "semantic_vad" if "semantic_vad" in known else "server_vad",
+            "interrupt_response": True,
+            "interrupt_resume": True,
+            **self.turns,
+        }
+        if turns["type"] == "semantic_vad":
+            turns.setdefault("eagerness", "auto")
+        return {"type": "session_config", "turn_detection": turns, **self.config}
+
+    def audio(self, number: int, sound: bytes) -> list[dict[str, Any]]:
+        payload = base64.b64encode(sound).decode()
+        return [{"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload}]
+
+    def typed(self, number: int, text: str) -> list[dict[str, Any]]:
+        return [{"type": "input_chunk", "sequence_id": number, "text": text, "end_of_input": True}]
+
+    def picture(self, number: int, media_type: str, data: bytes) -> list[dict[str, Any]]:
+        chunk = {"type": "input_chunk", "sequence_id": number, "modality": "image", "format": media_type}
+        return [{**chunk, "payload": base64.b64encode(data).decode()}]
+
+    def result(self, number: int, call_id: str, text: str) -> list[dict[str, Any]]:
+        chunk = {"type": "input_chunk", "sequence_id": number, "role": "tool", "tool_call_id": call_id, "text": text}
+        return [{**chunk, "end_of_input": True}]
+
+    def cut(self, answer: str, played_ms: float) -> list[dict[str, Any]]:
+        return [{"type": "output_ack", "request_id": answer, "played_ms": int(played_ms)}]
+
+    def resuming(self, reader: SessionReader) -> str | None:
+        if reader.session_id is None or reader.resume_token is None:
+            return None
+        lost = {"session_id": reader.session_id, "resume_token": reader.resume_token, "last_output": reader.highest}
+        return f"{self.path}?{urlencode(lost)}"
+
+    def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
+        frame = parsed(message)
+        turn, at = frame.get("turn_id") or "", frame.get("audio_ms")
+        match frame.get("type"):
+            case "session_created":
+                yield "created", {"fields": frame}
+            case "session_resumed" | "input_ack":
+                yield "acknowledged", {"fields": frame}
+            case "session_updated":
+                yield "configured", {}
+            case "speech_started":
+                yield ("uncertain" if frame.get("certain") is False else "started"), {"name": turn, "audio_ms": at}
+            case "speech_confirmed":
+                yield "confirmed", {"name": turn, "audio_ms": at}
+            case "speech_dismissed":
+                yield "dismissed", {"name": turn, "audio_ms": at}
+            case "speech_stopped":
+                yield "stopped", {"name": turn, "audio_ms": at}
+            case "response_started":
+                yield "response", {"name": frame["request_id"], "text": frame.get("trigger") or ""}
+            case "error":
+                error = frame["error"]
+                text = f"{error['code']} {error.get('param')}: {error['message']}"
+                yield "refused", {"name": error.get("request_id") or "", "text": text}
+            case "output_chunk":
+                yield from self._output(frame)
+
+    def _output(self, frame: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        name = frame["request_id"]
+        if frame.get("final"):
+            if isinstance(times := frame.get("times"), dict):
+                yield "times", {"name": name, "fields": times}
+            yield "final", {"name": name, "text": frame["finish_reason"]}
+            return
+        match frame.get("modality"):
+            case "audio":
+                start = frame.get("start_ms")
+                yield "audio", {"name": name, "pcm": decoded(frame["payload"]), "start_ms": start}
+                if words := frame.get("words"):
+                    yield "words", {"name": name, "fields": words}
+            case "transcript" if not frame.get("interim"):
+                if language := frame.get("language"):
+                    yield "language", {"name": name, "text": language}
+                yield "transcript", {"name": name, "text": frame["text"]}
+            case "text":
+                yield "text", {"name": name, "text": frame["text"]}
+            case "tool_call" if frame.get("id"):
+                yield "call", {"name": frame["id"], "text": frame.get("name") or ""}
+
+
+@dataclass
+class RealtimeWire(Wire):
+    """``/v1/realtime``, with transcription, and OpenAI's defaults or ``turns``.
+
+    ``config`` and ``output`` are fields of the session, and of its ``audio.output``.
+    """
+
+    turns: dict[str, Any] | None = field(default_factory=lambda: {"type": "server_vad"})
+    config: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+    sound: MicrophoneFormat = field(default_factory=lambda: MicrophoneFormat(MIC_RATE))
+    path: str = "/v1/realtime?model=gpt-realtime"
+    reader = RealtimeReader
+    reports = False
+    kind = "realtime"
+    cancel: ClassVar[dict[str, Any]] = {"type": "response.cancel"}
+    _items: dict[str, str] = field(default_factory=dict)
+
+    def opening(self, created: dict[str, Any]) -> dict[str, Any]:
+        heard = {
+            "format": {"type": "audio/pcmu"}
+            if self.sound.is_mu_law
+            else {"type": "audio/pcm", "rate": self.sound.rate},
+            "transcription": {"model": "whisper-1"},
+            "turn_detection": self.turns,
+        }
+        audio = {"input": heard, **({"output": self.output} if self.output else {})}
+        return {"type": "session.update", "session": {"type": "realtime", "audio": audio, **self.config}}
+
+    def audio(self, number: int, sound: bytes) -> list[dict[str, Any]]:
+        return [{"type": "input_audio_buffer.append", "audio": base64.b64encode(sound).decode()}]
+
+    def typed(self, number: int, text: str) -> list[dict[str, Any]]:
+        content = [{"type": "input_text", "text": text}]
+        return [self._item({"type": "message", "role": "user", "content": content}), {"type": "response.create"}]
+
+    def picture(self, number: int, media_type: str, data: bytes) -> list[dict[str, Any]]:
+        url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+        content = [{"type": "input_image", "image_url": url}]
+        return [self._item({"type": "message", "role": "user", "content": content})]
+
+    def result(self, number: int, call_id: str, text: str) -> list[dict[str, Any]]:
+        return [
+            self._item({"type": "function_call_output", "call_id": call_id, "output": text}),
+            {"type": "response.create"},
+        ]
+
+    @staticmethod
+    def _item(item: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "conversation.item.create", "item": item}
+
+    def cut(self, answer: str, played_ms: float) -> list[dict[str, Any]]:
+        if answer not in self._items:
+            return []
+        place = {"item_id": self._items[answer], "content_index": 0, "audio_end_ms": int(played_ms)}
+        return [{"type": "conversation.item.truncate", **place}]
+
+    def asks_kept(self, answer: str) -> dict[str, Any] | None:
+        item = self._items.get(answer)
+        return None if item is None else {"type": "conversation.item.retrieve", "item_id": item}
+
+    def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
+        event = parsed(message)
+        match event.get("type"):
+            case "session.created":
+                yield "created", {"fields": event.get("session") or {}}
+            case "session.updated":
+                yield "configured", {}
+            case "input_audio_buffer.speech_started":
+                yield "started", {"name": event["item_id"], "audio_ms": event.get("audio_start_ms")}
+            case "input_audio_buffer.speech_stopped":
+                yield "stopped", {"name": event["item_id"], "audio_ms": event.get("audio_end_ms")}
+            case "conversation.item.retrieved":
+                yield "kept", {"name": event["item"]["id"], "fields": event["item"]}
+            case "conversation.item.input_audio_transcription.completed":
+                yield "transcript", {"name": event["item_id"], "text": event["transcript"]}
+            case "error":
+                yield "refused", {"text": str(event["error"].get("message"))}
+            case _:
+                yield from self._response(event)
+
+    def _response(self, event: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        match event.get("type"):
+            case "response.created":
+                yield "response", {"name": event["response"]["id"]}
+            case "response.output_audio.delta":
+                self._items[event["response_id"]] = event["item_id"]
+                yield "audio", {"name": event["response_id"], "pcm": decoded(event["delta"]), "start_ms": None}
+            case "response.output_audio_transcript.delta" | "response.output_text.delta":
+                yield "text", {"name": event["response_id"], "text": event["delta"]}
+            case "response.done":
+                if isinstance(times := event["response"].get("times"), dict):
+                    yield "times", {"name": event["response"]["id"], "fields": times}
+                yield "final", {"name": event["response"]["id"], "text": event["response"]["status"]}
+            case "response.output_item.done" if event["item"]["type"] == "function_call":
+                yield "call", {"name": event["item"]["call_id"], "text": event["item"]["name"]}
+
+
+# A person at a client: a microphone and a loudspeaker on one clock, over a real socket, natively or Realtime.
+#
+# Every 20 ms the loudspeaker plays what it has, and the microphone sends what the person says, the sounds beside them,
+# and the loudspeaker's echo. Times are in ticks of this clock.
+
 
 _REPORT_TICKS: Final = 5
 #: A loudspeaker's echo: the direct sound, and two reflections, in milliseconds behind it and as factors.

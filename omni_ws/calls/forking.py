@@ -11,19 +11,20 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.calls.files import describe
+from omni_ws.calls.files import describe, part_of_side
 from omni_ws.calls.lines import parsed
 from omni_ws.calls.played_sound import TOLERANCE_MS
-from omni_ws.calls.reading import CallReading
-from omni_ws.calls.sound import part_of_side
-from omni_ws.calls.story import CallTurn
+from omni_ws.calls.reading import CallReading, CallTurn
 from omni_ws.core.chunks import StartTrigger, Word
 from omni_ws.core.ledger_entry import audible, end_of_words, usual_pace
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.wire.history_items import FIELD, MAX_HISTORY_BYTES, MAX_HISTORY_ITEMS
-from omni_ws.wire.mcp_servers import is_mcp
+from omni_ws.wire.openai_requests import (
+    FIELD,
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ITEMS,
+)
 from omni_ws.wire.recording import HeaderLine, ReceivedLine
-from omni_ws.wire.session_config import merge
+from omni_ws.wire.session_config import is_mcp, merge
 
 #: The sound of the user's turn: samples a second of pcm16. That of answers.
 SPOKEN_RATE: Final = 16_000

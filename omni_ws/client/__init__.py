@@ -28,8 +28,7 @@ from omni_ws.client.events import (
     TranscriptChunk,
     TranscriptView,
 )
-from omni_ws.client.link import ClientLimits
-from omni_ws.client.session import ClientSession, connect
+from omni_ws.client.session import ClientLimits, ClientSession, connect
 from omni_ws.core.chunks import AnswerWarning, UrlCitation
 
 __all__ = [

@@ -1,39 +1,610 @@
-"""ClientSession: the interface of the client for applications."""
+"""ClientSession, the interface of the client for applications, and Link, its connection: replaced when it is lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Any
 
 import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 
 from omni_ws.client.connection import (
     DEFAULT_URL,
     ConnectionLost,
     Endpoint,
+    OpenedConnection,
+    ResumedConnection,
+    Route,
     ServerError,
     chunk_encoder,
     encode_config,
+    is_retryable,
     open_session,
+    resume_session,
 )
-from omni_ws.client.events import Answer, AnswerCollector, ErrorEvent, Event, Final
-from omni_ws.client.link import ClientLimits, Link, call_is_gone
-from omni_ws.client.outgoing import PIECE_BYTES, SentKind, pieces_of
-from omni_ws.client.routes import Route
+from omni_ws.client.events import (
+    Answer,
+    AnswerCollector,
+    Closing,
+    ErrorEvent,
+    Event,
+    EventQueue,
+    Final,
+    Reconnected,
+    Reconnecting,
+    Resumed,
+)
+from omni_ws.client.halves import (
+    PIECE_BYTES,
+    IncomingFrames,
+    OutgoingInput,
+    OutgoingRequest,
+    SentFrame,
+    SentFrames,
+    SentKind,
+    pieces_of,
+)
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Modality
-from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.errors import (
+    InvalidFrame,
+    OmniError,
+    PayloadTooLarge,
+    SessionConflict,
+    SessionNotFound,
+    SessionTimeout,
+    ShuttingDown,
+)
 from omni_ws.wire.frames import (
+    CancelFrame,
     FinishFrame,
     HistoryGetFrame,
     HistoryTruncateFrame,
     OutputAckFrame,
     PingFrame,
 )
-from omni_ws.wire.server_frames import SessionCreatedFrame, SessionUpdatedFrame
+from omni_ws.wire.server_frames import SessionCreatedFrame, SessionResumedFrame, SessionUpdatedFrame
 from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, merge
+
+_REASONS: dict[str, type[OmniError]] = {
+    "deleted": SessionNotFound,
+    "session_timeout": SessionTimeout,
+    "shutting_down": ShuttingDown,
+}
+#: The close codes after which reconnecting may help: the fault is not the client's.
+_RETRYABLE_CODES = frozenset(
+    {CloseCode.ABNORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER}
+)
+#: The close codes that no error frame explains: an error before such a close is not its cause.
+_UNEXPLAINED = frozenset(
+    {CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE}
+)
+#: The number of outputs between two acknowledgements; until then the server keeps them for a resume.
+OUTPUTS_PER_ACK = 32
+#: The time without a connection, with the wait that begins, from which on attempts are reported as events.
+TOLD_WAIT_SEC = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """The limits of a client session, in bytes and seconds."""
+
+    #: Frames that are queued for the socket.
+    send_buffer_bytes: int = 256 << 10
+    #: Input that was sent and not acknowledged, whatever credit the server grants.
+    window_bytes: int = 4 << 20
+    #: Input of unfinished requests that is kept to be sent again; used only with ``reconnect``.
+    keep_bytes: int = 16 << 20
+    #: Events that are queued for the application; while the queue is full, the socket is not read.
+    event_bytes: int = 32 << 20
+    #: Without credit: the interval of probes for credit, and the time after which input is sent without credit.
+    credit_probe_sec: float = 0.25
+    credit_patience_sec: float = 5
+    #: The silence after which the server is pinged, and the silence after the ping after which the connection counts as
+    #: lost. A ping may have to wait until a large chunk is sent, at the rate of the slowest network that is supported.
+    keepalive_sec: float = 20
+    slowest_bytes_per_sec: int = 16_000
+    #: The delay before each attempt to reconnect, for the half minute in which servers keep sessions; another replica
+    #: may continue the session at once. The sequence starts over once the server has acknowledged something new: input
+    #: that it never had, output of a resumed session, or a ping after a silence. That a connection opens is not enough:
+    #: whatever ended the last connection may end the next one.
+    reconnect_delays: tuple[float, ...] = (0, 0.05, 0.1, 0.2, 0.4, 0.8, *(1,) * 40)
+    #: The time for the handshake of the first attempt to reconnect: behind a front, a server that hangs accepts it and
+    #: never answers. Each further attempt has twice as long, up to ``open_timeout``.
+    first_handshake_sec: float = 1.5
+    close_timeout: float = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a connection, or the whole session, has ended.
+
+    ``error`` is raised by calls from then on. ``orderly`` means that nothing failed, ``retryable`` that reconnecting
+    may help.
+    """
+
+    error: Exception
+    orderly: bool
+    retryable: bool
+
+
+class Link:
+    """The current connection of a session: sends frames, receives events, and reconnects.
+
+    One task owns the connection and reads from it; a child task writes. ``encode`` converts a chunk to a frame, and
+    returns it with whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        opened: OpenedConnection,
+        *,
+        wanted: dict[str, Any],
+        encode: Callable[[InputChunk], tuple[bytes, bool]],
+        reconnect: bool,
+        limits: ClientLimits,
+    ) -> None:
+        self.limits = limits
+        self.wanted: Mapping[str, Any] = wanted
+        self.outgoing = OutgoingInput(
+            window_bytes=limits.window_bytes, keep_bytes=limits.keep_bytes if reconnect else 0
+        )
+        self.events = EventQueue(limits.event_bytes)
+        #: How the session ended; None while it lasts.
+        self.ending: Ending | None = None
+        self._endpoint = endpoint
+        self._encode = encode
+        self._reconnect = reconnect
+        self._sent = SentFrames()
+        #: The token for the next resume; None if the session cannot be resumed.
+        self._resume_token: str | None = None
+        self._acknowledged_output = -1
+        #: The ids of tool calls that earlier sessions made.
+        self.lost_calls: set[str] = set()
+        self._outbox: deque[tuple[bytes, bool]] = deque()
+        self._outbox_bytes = 0
+        self._outbox_changed = asyncio.Event()
+        self._progress = asyncio.Event()
+        #: When the last message or pong was received, and an event that each message sets.
+        self._heard_at = 0.0
+        self._sign = asyncio.Event()
+        #: Whether the reader waits for the application to consume events: then no sign of life can be received.
+        self._delivering = False
+        self._kept_alive = 0
+        self._is_resumed = False
+        #: Why the session was not resumed, if a fresh one follows.
+        self._lost_by: Exception | None = None
+        self._attach(opened)
+        self._task = asyncio.create_task(self._run(), name=f"client of {opened.created.session_id}")
+
+    def _attach(self, opened: OpenedConnection) -> None:
+        self.websocket: ClientConnection = opened.websocket
+        self.created = opened.created
+        self._resume_token = opened.created.resume_token
+        self._is_resumed = False
+        self._acknowledged_output = -1
+        self._sent.clear()
+        self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
+        self.outgoing.configured(None if opened.updated is None else opened.updated.turn_detection)
+
+    @property
+    def route(self) -> Route | None:
+        return self._endpoint.routes.current
+
+    # sending
+
+    def check_open(self) -> None:
+        """Raises the error that ended the session, if it has ended."""
+        if self.ending is not None:
+            raise self.ending.error
+
+    def write_soon(self, frame: bytes, is_text: bool) -> None:
+        """Queue a frame for the socket. Frames are written in the order of these calls."""
+        self._outbox.append((frame, is_text))
+        self._outbox_bytes += len(frame)
+        self._outbox_changed.set()
+
+    def send_control(self, kind: SentKind, frame: bytes) -> None:
+        """Queue a frame that has no number; after a resume it is sent again if it may have been lost."""
+        self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
+        self.write_soon(frame, True)
+
+    def _remember(self, frame: SentFrame) -> None:
+        if self._reconnect and self._resume_token is not None:
+            self._sent.add(frame)
+
+    def send(self, chunk: InputChunk) -> int:
+        """Number and queue a chunk; return its number, or -1 if its request has already ended and it is dropped."""
+        numbered = self.outgoing.add(chunk, output_audio=self.incoming.output_audio)
+        if numbered is None or numbered.sequence_id is None:
+            return -1
+        frame, is_text = self._encode(numbered)
+        self._remember(SentFrame(numbered.sequence_id, SentKind.CHUNK, frame, is_text))
+        self.write_soon(frame, is_text)
+        return numbered.sequence_id
+
+    async def wait_for_room(self, size: int) -> None:
+        """Wait until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
+
+        Credit is advisory. If there is none, and no acknowledgement is due that could grant some, the method probes for
+        credit, and after ``credit_patience_sec`` it returns without credit.
+        """
+        patience = self.limits.credit_patience_sec
+        while True:
+            self.check_open()
+            buffered = self._outbox_bytes >= self.limits.send_buffer_bytes
+            if not buffered and (self.outgoing.has_room(size) or (self.outgoing.starved and patience <= 0)):
+                return
+            self._progress.clear()
+            if buffered or not self.outgoing.starved:
+                await self._progress.wait()
+                continue
+            try:
+                async with asyncio.timeout(self.limits.credit_probe_sec):
+                    await self._progress.wait()
+            except TimeoutError:
+                patience -= self.limits.credit_probe_sec
+                self._probe_credit()
+
+    def _probe_credit(self) -> None:
+        """Repeat an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
+        known = self.outgoing.acknowledged_sequence_id - 1
+        if known >= 0 and not self._outbox:
+            self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
+
+    def want(self, fields: Mapping[str, Any]) -> None:
+        """Add fields that the server has accepted to the configuration of a later fresh session."""
+        self.wanted = merge(self.wanted, fields)
+
+    def cancel(self, request_id: str | None) -> None:
+        """Send a ``cancel`` frame."""
+        kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
+        self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
+
+    def stop(self, request: OutgoingRequest) -> None:
+        """Cancel one request by its id, as soon as the server has told the id."""
+        is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
+        self.outgoing.stop(request)
+        if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
+            self.cancel(request.request_id)
+            return
+        request.cancel_later()
+        if is_open:
+            self.send_control(SentKind.FINISH, msgspec.json.encode(FinishFrame()))
+
+    def abandon(self, request: OutgoingRequest) -> None:
+        """Drop the events of a request, those in the queue and those still to arrive. Does not cancel it."""
+        request.mute()
+        request_id = request.request_id
+        if request_id is not None:
+            self.events.discard(lambda event: getattr(event, "request_id", None) == request_id)
+
+    # connection
+
+    async def close(self, *, flush: bool) -> None:
+        """Close the session: flush queued frames if wanted, close the connection, and end the tasks. Idempotent."""
+        if flush and self.ending is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.close_timeout):
+                    await self._flushed()
+        # Unblocks the reader, which may be waiting on the full queue, so that it sees the closing handshake.
+        self.events.close()
+        self._end(Ending(ConnectionLost("the session was closed"), orderly=True, retryable=False))
+        try:
+            async with asyncio.timeout(self.limits.close_timeout):
+                await self.websocket.close()
+        except TimeoutError:
+            pass
+        finally:
+            self.websocket.transport.abort()
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def _flushed(self) -> None:
+        while self._outbox and self.ending is None and self.websocket.close_code is None:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _run(self) -> None:
+        """Run the connection, and replace it as long as that is possible."""
+        ending = Ending(ConnectionLost("the client failed"), orderly=False, retryable=False)
+        delays = iter(self.limits.reconnect_delays)
+        try:
+            while True:
+                before = self._advances
+                ending = await self._run_connection()
+                self._progress.set()
+                if self.ending is not None or not (self._reconnect and ending.retryable):
+                    return
+                if self._advances != before:
+                    delays = iter(self.limits.reconnect_delays)
+                self.incoming.fail_pings(ending.error)
+                match await self._reopen(delays, ending):
+                    case OpenedConnection() as opened:
+                        self._start_over(opened)
+                    case (websocket, resumed):
+                        self._continue_session(websocket, resumed)
+        except (OmniError, ConnectionError) as error:
+            ending = Ending(error, orderly=False, retryable=False)
+        finally:
+            self._end(ending)
+
+    def _end(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.ending = ending
+        self.events.close()
+        self.incoming.fail(self.ending.error)
+        self._progress.set()
+
+    @property
+    def _advances(self) -> tuple[int, int, int]:
+        """Counters that change when the server has acknowledged something new."""
+        output = self.incoming.last_output_sequence_id if self._is_resumed else -1
+        return self.outgoing.advances, self._kept_alive, output
+
+    async def _run_connection(self) -> Ending:
+        """Read and write until the connection is closed. Return how it ended."""
+        name = self._task.get_name()
+        writer = asyncio.create_task(self._write(), name=f"{name}, writing")
+        watch = asyncio.create_task(self._watch(), name=f"{name}, keeping alive")
+        try:
+            ending = await self._read()
+        finally:
+            writer.cancel()
+            watch.cancel()
+            await asyncio.wait([writer, watch])
+        if not watch.cancelled() and watch.result():
+            self._endpoint.routes.fails()
+            silent = ConnectionLost("the connection was lost: the server does not answer")
+            return Ending(silent, orderly=False, retryable=True)
+        return ending
+
+    async def _watch(self) -> bool:
+        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True.
+
+        The silence counts from the last sign of life, whenever that was.
+        """
+        now, patience = asyncio.get_running_loop().time, self.limits.keepalive_sec
+        self._heard_at = now()
+        while True:
+            left = self._heard_at + patience - now()
+            if left > 0 or self._delivering:
+                await asyncio.sleep(patience if self._delivering else left)
+                continue
+            try:
+                alive = await self._answers_ping()
+            except ConnectionClosed:
+                return False
+            if not alive and not self._delivering:
+                self.websocket.transport.abort()
+                return True
+
+    async def _answers_ping(self) -> bool:
+        upload_sec = self.outgoing.largest_unacknowledged / self.limits.slowest_bytes_per_sec
+        self._sign.clear()
+        sign = asyncio.create_task(self._sign.wait())
+        try:
+            async with asyncio.timeout(self.limits.keepalive_sec + upload_sec):
+                pong = asyncio.ensure_future(await self.websocket.ping())
+                await asyncio.wait([pong, sign], return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return False
+        finally:
+            sign.cancel()
+        if pong.done():
+            pong.result()
+            self._kept_alive += 1
+        self._heard_at = asyncio.get_running_loop().time()
+        return True
+
+    async def _write(self) -> None:
+        with suppress(ConnectionClosed):  # the reader reports it
+            while True:
+                while self._outbox:
+                    frame, is_text = self._outbox[0]
+                    await self.websocket.send(frame, text=is_text)
+                    self._outbox.popleft()
+                    self._outbox_bytes -= len(frame)
+                    self._progress.set()
+                self._outbox_changed.clear()
+                await self._outbox_changed.wait()
+
+    async def _read(self) -> Ending:
+        incoming, now = self.incoming, asyncio.get_running_loop().time
+        try:
+            async for message in self.websocket:
+                self._heard_at = now()
+                self._sign.set()
+                event = incoming.receive(message)
+                while self.outgoing.to_cancel:
+                    self.cancel(self.outgoing.to_cancel.pop())
+                self._sent.accepted(self.outgoing.acknowledged_sequence_id)
+                self._acknowledge_output()
+                self._progress.set()
+                if isinstance(event, Closing) and self._resumes(event):
+                    self._endpoint.routes.fails()  # which takes no session any more
+                    event = None
+                if event is not None:
+                    self._delivering = True
+                    await self.events.put(event)
+                    self._delivering = False
+                    self._heard_at = now()
+        except ConnectionClosed:
+            pass
+        except InvalidFrame as error:
+            await self.websocket.close(1002, "not a frame of this protocol")
+            return Ending(error, orderly=False, retryable=False)
+        if incoming.closing is not None and self._resumes(incoming.closing):
+            return Ending(ConnectionLost("the server hands the session over"), orderly=False, retryable=True)
+        return _ending_of(self.websocket, incoming.closing, incoming.last_error)
+
+    def _resumes(self, closing: Closing) -> bool:
+        """Return whether the session goes on over another connection, at once."""
+        return closing.resumes and self._reconnect and self._resume_token is not None
+
+    def _acknowledge_output(self) -> None:
+        last = self.incoming.last_output_sequence_id
+        if self._resume_token is not None and last >= self._acknowledged_output + OUTPUTS_PER_ACK:
+            self._acknowledged_output = last
+            self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
+
+    async def _reopen(self, delays: Iterator[float], ending: Ending) -> OpenedConnection | ResumedConnection:
+        """Resume the session, or open a fresh one if it has ended.
+
+        Raises the error that makes further attempts useless, or ConnectionLost after the last attempt.
+        """
+        # Only after a lost connection is there a session to resume; an error or a Closing ends it.
+        resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
+        self._lost_by = last = ending.error
+        away = 0.0
+        for tried, delay in enumerate(delays):
+            if resume_token is None and self.outgoing.not_kept:
+                raise _input_not_kept() from ending.error
+            asked_for = getattr(last, "retry_after_ms", None) or 0
+            seconds = max(delay * random.uniform(0.5, 1), asked_for / 1000)
+            away += seconds
+            if away >= TOLD_WAIT_SEC:
+                self.events.put_nowait(Reconnecting(seconds, last))
+            await asyncio.sleep(seconds)
+            # A front may send the next attempt to a server that answers.
+            patience = self.limits.first_handshake_sec * 2**tried
+            try:
+                if resume_token is None:
+                    return await open_session(self._endpoint, self._wanted_again, handshake_timeout=patience)
+                opened = await resume_session(
+                    self._endpoint,
+                    self.created.session_id,
+                    resume_token,
+                    self.incoming.last_output_sequence_id,
+                    self._wanted_again,
+                    resumable=self.incoming.resumable,
+                    handshake_timeout=patience,
+                )
+                if isinstance(opened, OpenedConnection) or self._goes_on(opened[1]):
+                    return opened
+                opened[0].transport.abort()
+                raise SessionNotFound("the session is there as it was before its last input")
+            except SessionNotFound as error:
+                resume_token, self._lost_by, last = None, error, error
+            except (ConnectionError, SessionTimeout) as error:  # the latter: a pong came too late
+                last = error
+            except OmniError as error:
+                if not is_retryable(error):
+                    raise
+                last = error
+        raise ConnectionLost(f"the connection was lost and could not be re-established: {last}") from last
+
+    def _goes_on(self, resumed: SessionResumedFrame) -> bool:
+        """Return whether the server has all input that was acknowledged: without its store, it may have less."""
+        return resumed.next_sequence_id >= self.outgoing.acknowledged_sequence_id
+
+    @property
+    def _wanted_again(self) -> Mapping[str, Any]:
+        """Return the configuration of a fresh session, without a greeting that has ended."""
+        if not self.outgoing.greeted:
+            return self.wanted
+        return {name: value for name, value in self.wanted.items() if name != "greeting"}
+
+    def _start_over(self, opened: OpenedConnection) -> None:
+        """Send all unfinished requests again, to a fresh session.
+
+        Never awaits, so that no other frame is queued in between.
+        """
+        if self.outgoing.not_kept:
+            opened.websocket.transport.abort()
+            raise _input_not_kept()
+        self.incoming.fail(ConnectionLost("the connection was lost"))
+        self.lost_calls |= self.incoming.calls
+        self._attach(opened)
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        limit = opened.created.limits.max_chunk_bytes
+        chunks, over = self.outgoing.restart(max_chunk_bytes=limit)
+        for request in over:
+            if request.cancelled and not request.muted:
+                final = Final(request.request_id or "", None, FinishReason.CANCELLED, None, ref=request.ref)
+                self.events.put_nowait(final)
+        self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks), self._lost_by))
+        for request in over:
+            if not request.cancelled:
+                self.events.put_nowait(ErrorEvent(call_is_gone(request.ref), blocks_request=True))
+        for chunk in chunks:
+            self.write_soon(*self._encode(chunk))
+        self._progress.set()
+
+    def _continue_session(self, websocket: ClientConnection, resumed: SessionResumedFrame) -> None:
+        """Send the frames that did not arrive again, in their order, after a resume.
+
+        Never awaits, so that no other frame is queued in between.
+        """
+        self.websocket = websocket
+        self._resume_token = resumed.resume_token
+        self._is_resumed = True
+        self.incoming.resumed()
+        frames = self._sent.to_resend(resumed.next_sequence_id, self._may_resend)
+        self.events.put_nowait(Resumed(resumed.session_id, len(frames), resumed.replayed))
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        for frame in frames:
+            self.write_soon(frame.frame, frame.is_text)
+        if self.incoming.truncations_resent():
+            number, pong = self.incoming.expect_pong()
+            pong.add_done_callback(self.incoming.settle_truncations)
+            self.write_soon(msgspec.json.encode(PingFrame(number)), True)
+        self._progress.set()
+
+    def _may_resend(self, sent: SentFrame) -> bool:
+        """Return whether sending a frame again is harmless if it has already arrived."""
+        match sent.kind:
+            case SentKind.CONFIG:
+                return self.incoming.awaits_configuration
+            case SentKind.CANCEL:
+                return len(self.outgoing.requests) == 1  # otherwise it could cancel another request
+            case SentKind.TRUNCATE:
+                return self.incoming.awaits_truncation(sent.frame)
+            case SentKind.HISTORY:
+                return self.incoming.awaits_history
+            case _:
+                return True
+
+
+def call_is_gone(ref: str | None) -> SessionConflict:
+    """Return the error for the result of a tool call that an earlier session made."""
+    return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
+
+
+def _input_not_kept() -> ConnectionLost:
+    return ConnectionLost("the connection was lost, and the unfinished input was too large to be kept")
+
+
+def _ending_of(websocket: ClientConnection, closing: Closing | None, last_error: ErrorEvent | None) -> Ending:
+    """Determine how a connection ended, from its close code, ``session_closing`` and the last error frame."""
+    code = websocket.close_code
+    if closing is not None:
+        kind = _REASONS.get(closing.reason)
+        message = f"the server closed the session: {closing.reason}"
+        return Ending(kind(message) if kind else ConnectionLost(message), True, closing.retryable)
+    if last_error is not None and code not in _UNEXPLAINED:
+        return Ending(last_error.error, False, last_error.retryable)
+    if code == CloseCode.MESSAGE_TOO_BIG:
+        return Ending(PayloadTooLarge("a frame was larger than the server takes"), False, False)
+    reason = f" ({websocket.close_reason})" if websocket.close_reason else ""
+    error = ConnectionLost(f"the connection was lost with code {code}{reason}")
+    return Ending(error, code == CloseCode.NORMAL_CLOSURE, code in _RETRYABLE_CODES)
+
+
+# ClientSession: the interface of the client for applications.
+
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,7 +619,7 @@ async def connect(
     ssl: SSLContext | None = None,
     reconnect: bool = False,
     open_timeout: float = 10,
-    limits: ClientLimits = ClientLimits(),  # noqa: B008  # frozen
+    limits: ClientLimits = ClientLimits(),  # frozen
 ) -> AsyncIterator[ClientSession]:
     """Open a session, which is closed at the end of the block.
 

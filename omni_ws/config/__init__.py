@@ -4,7 +4,12 @@
 """
 
 from omni_ws.config.keys import ApiKey, configured_keys, load_keys
-from omni_ws.config.loading import LoadedConfig, load
+from omni_ws.config.loading import (
+    LoadedConfig,
+    check_available,
+    check_exposure,
+    load,
+)
 from omni_ws.config.model import (
     AuthConfig,
     EmbeddedSettings,
@@ -19,7 +24,6 @@ from omni_ws.config.model import (
     VllmConfig,
     VoiceChoice,
 )
-from omni_ws.config.startup import check_available, check_exposure
 from omni_ws.config.values import ConfigurationError
 
 __all__ = [

@@ -17,10 +17,19 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from omni_ws.config.parts import AUTO, VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
-from omni_ws.config.plugins import ENGINES, FRONTS, OWN, registered
-from omni_ws.config.stores import MEMORY, StoreAddress
+from omni_ws.config.parts import (
+    AUTO,
+    ENGINES,
+    FRONTS,
+    OWN,
+    VLLM_PARTS,
+    AsrConfig,
+    LlmConfig,
+    TtsConfig,
+    registered,
+)
 from omni_ws.config.values import (
+    MEMORY,
     MIB,
     Address,
     Count,
@@ -31,6 +40,7 @@ from omni_ws.config.values import (
     SecondsOrOff,
     Section,
     Size,
+    StoreAddress,
     Text,
     Whole,
     literal_address,

@@ -32,10 +32,14 @@ from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.base import GenerationRequest, InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import pieces_of
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import SLICE_SEC, Lane, end_tasks, run_in_thread
+from omni_ws.engine.threads import SLICE_SEC, Lane, MediaShare, end_tasks, run_in_thread
 from omni_ws.errors import OmniError, UnsupportedModality
-from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes
+from omni_ws.media import (
+    MediaLimits,
+    Pixels,
+    decode_image,
+    decoding_bytes,
+)
 from omni_ws.media.video import MAX_FRAMES, FrameSelection, VideoDecoder, VideoFrame
 from omni_ws.profiler import events
 

@@ -36,7 +36,7 @@ from omni_ws.engine.base import (
     OutputWriter,
     TextOutput,
 )
-from omni_ws.engine.continued_input import own_part
+from omni_ws.engine.clauses import own_part
 from omni_ws.engine.threads import decoded_in_slices
 from omni_ws.errors import EngineFailed, InvalidValue
 

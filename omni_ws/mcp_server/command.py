@@ -7,23 +7,39 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.cli import INTERRUPTED
+from omni_ws.client import (
+    Answer,
+    AudioChunk,
+    ClientSession,
+    ConnectionFailed,
+    ConnectionLost,
+    ErrorEvent,
+    ServerError,
+    SpeechStarted,
+    connect,
+)
+from omni_ws.client.audio import Pcm16, UnreadableAudio, read_wav
+from omni_ws.client.events import AnswerCollector
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.errors import OmniError
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedModality, UnsupportedParameter
 from omni_ws.installing import install_command
-from omni_ws.mcp_server.voice import ProgramVoice, VoiceOptions
 from omni_ws.scenarios.servers import run_interruptible
-from omni_ws.talk.sound_devices import named_device
+from omni_ws.talk.servers import found_server
+from omni_ws.talk.sound_devices import PIECE_MS, LoudspeakerDevice, MicrophoneDevice, NoSoundDevice, named_device
 from omni_ws.transport.http.access import Authenticator
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
+
 
 FAILED, USAGE = 1, 2
 _KEY_VARIABLE: Final = "OMNI_WS_MCP_KEY"
@@ -170,3 +186,274 @@ class KeyNeeded:
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+# What the tools do: they speak, listen and ask, each call in a session of its own with a voice server.
+
+
+#: The longest that is listened to, in seconds.
+MAX_LISTEN_SEC: Final = 60
+#: The largest file: a minute of stereo at 192 kHz, in 32 bits, and its header.
+_MAX_FILE_BYTES: Final = MAX_LISTEN_SEC * 192_000 * 8 + (1 << 20)
+_RATE: Final = 24_000
+_SPEECH: Final = {"task": "speech", "modalities": ["audio"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceOptions:
+    """What an operator allows, and the server to use; without a ``url`` one is found, or started."""
+
+    environ: Mapping[str, str]
+    microphone: bool = False
+    files: Path | None = None
+    url: str | None = None
+    api_key: str | None = None
+    input_device: str | int | None = None
+    output_device: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer or a text that was spoken. ``sound`` is None if it was played; else why it was not, if it should."""
+
+    text: str
+    seconds: float
+    sound: Pcm16 | None
+    why_unplayed: str | None = None
+
+
+class ProgramVoice:
+    """Speaks, listens and asks, as an asynchronous context that ends the server that it started.
+
+    Its methods raise OmniError, ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
+    """
+
+    def __init__(self, options: VoiceOptions) -> None:
+        self._options = options
+        self._server: AsyncExitStack = AsyncExitStack()
+        self._url = options.url
+        self._finding = asyncio.Lock()
+        #: Of the devices: two calls neither talk at once, nor does one hear the other.
+        self._devices = asyncio.Lock()
+
+    async def __aenter__(self) -> ProgramVoice:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.aclose()
+
+    async def ready(self) -> str:
+        """Return the URL of the server, which is found or started first."""
+        async with self._finding:
+            if self._url is None:
+                options = self._options
+                self._url = await self._server.enter_async_context(
+                    found_server(api_key=options.api_key, environ=options.environ)
+                )
+            return self._url
+
+    async def speak(self, text: str, *, play: bool, voice: str | None = None) -> Said:
+        """Speak a text on the loudspeaker; without one, or without ``play``, return the sound."""
+        return await self._said(_SPEECH, text, play=play, voice=voice)
+
+    async def ask(self, message: str, *, play: bool, voice: str | None = None) -> Said:
+        """Return what the server answers to a message, spoken as in ``speak``."""
+        return await self._said({"modalities": ["text", "audio"]}, message, play=play, voice=voice)
+
+    async def listen(self, seconds: float) -> str:
+        """Return what is said into the microphone in one turn; empty if nothing is said within ``seconds``."""
+        self._check_microphone()
+        async with self._devices:
+            return await self._listen(seconds)
+
+    async def ask_person(self, question: str, seconds: float, *, voice: str | None) -> str:
+        """Speak a question on the loudspeaker, and return what is said to it."""
+        self._check_microphone()
+        async with self._devices:
+            with closing(LoudspeakerDevice(self._options.output_device)) as speaker:
+                await self._answered({**_SPEECH, "voice": voice}, question, speaker)
+            return await self._listen(seconds)
+
+    async def hear_file(self, name: str) -> str:
+        """Return the words in a WAV file of the folder that the operator has named."""
+        audio = await asyncio.to_thread(self._read, name)
+        sound = {"format": "pcm16", "sample_rate": audio.sample_rate, "channels": audio.channels}
+        async with self._session({"task": "transcribe", "input_audio": sound}) as session:
+            await session.send_audio(audio.samples, end=True)
+            return (await session.answer()).transcript.strip()
+
+    def _check_microphone(self) -> None:
+        """Raise UnsupportedParameter where the operator allows no microphone."""
+        if not self._options.microphone:
+            raise UnsupportedParameter(
+                "the microphone is off: only who starts `omni-ws mcp` can allow it, with --mic", param="--mic"
+            )
+
+    def _read(self, name: str) -> Pcm16:
+        folder = self._options.files
+        if folder is None:
+            raise UnsupportedParameter(
+                "files are not read: only who starts `omni-ws mcp` can allow it, with --files DIR", param="--files"
+            )
+        try:
+            path = (folder / name).resolve(strict=True)
+            inside = path.is_relative_to(folder.resolve(strict=True)) and path.is_file()
+        except (OSError, ValueError):
+            inside = False
+        # What is elsewhere, and what is not there, are the same to who asks.
+        if not inside:
+            raise InvalidValue(f"there is no file {name} in the folder of --files", param="file")
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise PayloadTooLarge(f"a file may hold {MAX_LISTEN_SEC} s of sound", param="file")
+        try:
+            audio = read_wav(path)
+        except (OSError, UnreadableAudio) as error:
+            raise InvalidValue(f"{name}: {error}", param="file") from None
+        if audio.duration_ms > MAX_LISTEN_SEC * 1000:
+            raise PayloadTooLarge(
+                f"a file may hold {MAX_LISTEN_SEC} s of sound, {name} has {audio.duration_ms / 1000:.1f}", param="file"
+            )
+        return audio
+
+    @asynccontextmanager
+    async def _session(self, config: Mapping[str, Any]) -> AsyncIterator[ClientSession]:
+        url = await self.ready()
+        wanted = {name: value for name, value in config.items() if value is not None}
+        async with AsyncExitStack() as stack:
+            try:
+                session = await stack.enter_async_context(connect(url, api_key=self._options.api_key, config=wanted))
+            except ConnectionFailed:
+                await self._forget(url)
+                raise
+            yield session
+
+    async def _forget(self, url: str) -> None:
+        """Have the next call look for a server again: the one that was found is gone."""
+        async with self._finding:
+            if self._url == url and self._options.url is None:
+                self._url = None
+                await self._server.aclose()
+
+    async def _said(self, config: Mapping[str, Any], text: str, *, play: bool, voice: str | None) -> Said:
+        config = {**config, "voice": voice}
+        if not play:
+            return await self._answered(config, text, None)
+        async with self._devices:
+            try:
+                speaker = LoudspeakerDevice(self._options.output_device)
+            except NoSoundDevice as error:
+                return replace(await self._answered(config, text, None), why_unplayed=str(error))
+            with closing(speaker):
+                return await self._answered(config, text, speaker)
+
+    async def _answered(self, config: Mapping[str, Any], text: str, speaker: LoudspeakerDevice | None) -> Said:
+        """Send a text, and return what is said to it: on the loudspeaker, or as sound."""
+        output = {"format": "pcm16", "sample_rate": _RATE if speaker is None else speaker.sample_rate}
+        async with self._session({**config, "output_audio": output}) as session:
+            await session.send_text(text, end=True)
+            collector = AnswerCollector()
+            async for event in session.response():
+                collector.add(event)
+                if speaker is not None and isinstance(event, AudioChunk):
+                    speaker.buffer.write(event.audio)
+        answer = _succeeded(collector.take(None))
+        sound = Pcm16(answer.audio, answer.sample_rate or _RATE)
+        if config.get("task") == "speech" and not answer.audio:
+            raise UnsupportedModality("the voice server made no sound of the text", param="text")
+        if speaker is not None:
+            speaker.buffer.end()
+            await speaker.played()
+        return Said(answer.text, sound.duration_ms / 1000, sound if speaker is None else None)
+
+    async def _listen(self, seconds: float) -> str:
+        microphone = MicrophoneDevice(self._options.input_device)
+        try:
+            sound = {"format": "pcm16", "sample_rate": microphone.sample_rate, "channels": 1}
+            config = {"task": "transcribe", "input_audio": sound, "turn_detection": {"type": "server_vad"}}
+            async with self._session(config) as session:
+                if "semantic_vad" in session.created.capabilities.turn_detection_types:
+                    await session.configure(turn_detection={"type": "semantic_vad"})
+                return await _one_turn(session, microphone, seconds)
+        finally:
+            microphone.close()
+
+
+async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, seconds: float) -> str:
+    """Return the first words of a turn, or none after ``seconds`` of sound."""
+    is_speaking = False
+    close = _opened(microphone)
+
+    async def send() -> None:
+        """Send what is heard, up to the end of the time; a turn that goes on then is cut off there."""
+        try:
+            async with aclosing(_recorded(microphone, seconds)) as stream:
+                async for piece in stream:
+                    await session.send_audio(piece)
+        except NoSoundDevice:
+            await session.close()  # no events are to be waited for
+            raise
+        close()
+        await session.ping()
+        if is_speaking:
+            await session.send_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True))
+        else:
+            await session.close()
+
+    sending = asyncio.create_task(send())
+    collector = AnswerCollector()
+    try:
+        async for event in session.events():
+            collector.add(event)
+            if isinstance(event, SpeechStarted):
+                is_speaking = True
+            elif isinstance(event, ErrorEvent) and event.request_id is None:
+                raise event.error
+            if (answer := collector.take(None)) is not None:
+                is_speaking = False
+                if words := _succeeded(answer).transcript.strip():
+                    return words
+                if sending.done():
+                    return ""
+        await sending
+        return ""
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+        close()
+
+
+def _opened(microphone: MicrophoneDevice) -> Callable[[], None]:
+    """Start a microphone, and return what stops it. The terminal shows both."""
+    is_open = True
+
+    def close() -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            microphone.stop()
+            _tell("the microphone is closed")
+
+    microphone.start()
+    _tell("the microphone is open")
+    return close
+
+
+async def _recorded(microphone: MicrophoneDevice, seconds: float) -> AsyncGenerator[bytes, None]:
+    left = round(seconds * 1000 / PIECE_MS)
+    async for piece in microphone.pieces():
+        yield piece
+        left -= 1
+        if left <= 0:
+            return
+
+
+def _succeeded(answer: Answer | None) -> Answer:
+    if answer is None:
+        raise ConnectionLost("the session has ended")
+    if answer.finish_reason in (FinishReason.ERROR, None):
+        raise answer.errors[-1] if answer.errors else ServerError("the request failed", code="engine_failed")
+    return answer
+
+
+def _tell(line: str) -> None:
+    print(f"omni-ws mcp: {line}", file=sys.stderr, flush=True)

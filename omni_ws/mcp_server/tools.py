@@ -19,7 +19,11 @@ from omni_ws.client import ConnectionFailed, ConnectionLost
 from omni_ws.client.audio import Pcm16
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
-from omni_ws.mcp_server.voice import MAX_LISTEN_SEC, ProgramVoice, Said
+from omni_ws.mcp_server.command import (
+    MAX_LISTEN_SEC,
+    ProgramVoice,
+    Said,
+)
 from omni_ws.scenarios.servers import NoServer
 from omni_ws.talk.sound_devices import NoSoundDevice
 

@@ -25,7 +25,15 @@ from omni_ws.audio.container import (
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
-from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, fitted, thumbnail_of
+from omni_ws.media import (
+    MediaLimits,
+    Pixels,
+    decode_image,
+    decoding_bytes,
+    dominant_colour,
+    fitted,
+    thumbnail_of,
+)
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160

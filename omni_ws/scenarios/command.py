@@ -26,14 +26,20 @@ from websockets.exceptions import WebSocketException
 
 from omni_ws import __version__
 from omni_ws.audio.pcm import SampleLayout, pcm16_from_samples, resampled, samples_from_bytes
-from omni_ws.caller.live_caller import Echo, LiveCaller, Recorded, SettingsRefused
+from omni_ws.caller.live_caller import (
+    MIC_RATE,
+    Echo,
+    LiveCaller,
+    Recorded,
+    SettingsRefused,
+    Wire,
+    room_noise,
+)
+from omni_ws.caller.live_caller import SPEAKER_RATE as PLAYED_RATE
 from omni_ws.caller.script import Target, above_zero, count
-from omni_ws.caller.sounds import MIC_RATE, room_noise
-from omni_ws.caller.sounds import SPEAKER_RATE as PLAYED_RATE
-from omni_ws.caller.wires import Wire
 from omni_ws.cli import INTERRUPTED, USAGE_ERROR
 from omni_ws.client.audio import Pcm16, write_wav
-from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFailed
+from omni_ws.scenarios.call import CallReport, CallTools, ChatModel, ScenarioCall, StepFailed
 from omni_ws.scenarios.form import (
     MAX_REPEAT,
     FormError,
@@ -51,11 +57,17 @@ from omni_ws.scenarios.form import (
     listed,
     read_file,
 )
-from omni_ws.scenarios.judge import ChatModel
-from omni_ws.scenarios.servers import NoServer, own_server, run_interruptible, until_started
-from omni_ws.scenarios.sessions import NotHere, merged, wire_of
+from omni_ws.scenarios.servers import (
+    NoServer,
+    NotHere,
+    merged,
+    own_server,
+    run_interruptible,
+    until_started,
+    wire_of,
+)
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, best_voice
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights import fetched_file
 from omni_ws.wire.recording import FORMAT, VERSION, EndedLine, HeaderLine, encode_line
 
 Verdict: TypeAlias = Literal["passed", "failed", "skipped"]

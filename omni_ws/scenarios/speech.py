@@ -19,16 +19,23 @@ from typing import Final
 import numpy as np
 
 from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, as_samples, mixed_down, resampled, samples_from_bytes
+from omni_ws.caller.live_caller import (
+    MIC_RATE,
+    MIC_TICK,
+    levelled,
+)
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, levelled
 from omni_ws.client.audio import UnreadableAudio, read_wav
 from omni_ws.config.model import VoiceChoice
 from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.tts.voice_process import VoiceProcess, espeak_is_here
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.scenarios.form import ScenarioUnusable
-from omni_ws.weights.cache import fetched_file, fetched_folder
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import (
+    fetched_file,
+    fetched_folder,
+    pinned_weights,
+)
 
 #: The mean power of the loud frames of rendered speech, in dBFS.
 LEVEL_DB: Final = -22.0
@@ -204,7 +211,11 @@ class Ears:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._words, samples)
 
     def _words(self, samples: Samples) -> str:
-        from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, WhisperModel, whisper_folder
+        from omni_ws.engine.asr.whisper import (
+            DEFAULT_MODEL,
+            WhisperModel,
+            whisper_folder,
+        )
 
         if not isinstance(self._model, WhisperModel):
             try:

@@ -1,11 +1,68 @@
 """Sessions and their requests, above the engines and below the transports. Uses asyncio, but no sockets.
 
-Each package imports only from those above it:
+Each of these imports only from those above it:
 
 - ``recording``: writes sessions to files, to replay them later.
 - ``observing``: metrics, logs, traces and profiles of sessions and requests.
 - ``listening``: turn detection in the audio of an open microphone.
+- ``mcp``: calls tools of MCP servers for the model.
+- ``store``: keeps sessions, so that another process can go on with them.
 - ``conversation``: makes requests of the input of one session, and sends their answers.
 - ``sessions``: opens sessions within the server's limits, and keeps sessions that outlive a connection.
 - ``tokens``: sessions whose input and output are lists of tokens, served over gRPC.
+
+For all of them, here: failures as clients and the log see them, and identifiers that cannot be guessed.
 """
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from omni_ws.engine.base import Engine, EngineState
+from omni_ws.errors import EngineFailed, OmniError
+
+# Failures, as clients and the log see them, and identifiers that cannot be guessed.
+
+
+logger = logging.getLogger(__name__)
+
+
+def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
+    """Return the error that a client gets in place of ``exception``, which is logged under the id of that error."""
+    error_id = new_id("err_")
+    logger.error("%s failed (%s)", where, error_id, exc_info=exception)
+    return EngineFailed("the server failed to answer this request", error_id=error_id)
+
+
+def identified(error: OmniError, *, where: str) -> OmniError:
+    """Give ``error`` an id, and log it with its cause under that id, if the engine failed. Returns ``error``."""
+    if isinstance(error, EngineFailed) and error.error_id is None:
+        error_id = new_id("err_")
+        cause = error if error.__cause__ is not None else None
+        logger.warning("%s failed (%s): %s", where, error_id, error.logged or error.message, exc_info=cause)
+        error.identify(error_id)
+    return error
+
+
+def being_cancelled() -> bool:
+    """Whether the running task is being cancelled.
+
+    Otherwise a CancelledError in it comes from something that it awaited, and is a failure like any other.
+    """
+    return (task := asyncio.current_task()) is None or task.cancelling() > 0
+
+
+def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
+    """Note the request that ``error`` is about; if the engine is down, make it end the session. Returns ``error``."""
+    identified(error, where=f"request {request_id}")
+    error.belong_to(request_id, ref)
+    if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
+        error.end_session()
+    return error
+
+
+def new_id(prefix: str) -> str:
+    """Return ``prefix``, such as ``req_`` or ``sess_``, followed by 96 random bits in hexadecimal."""
+    return prefix + secrets.token_hex(12)

@@ -18,17 +18,25 @@ from omni_ws.client import ClientSession, ConnectionFailed, ConnectionLost, conn
 from omni_ws.client.audio import Pcm16, UnreadableAudio, read_wav, write_wav
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError, Unauthenticated
-from omni_ws.scenarios.servers import NoServer, run_interruptible
-from omni_ws.scenarios.sessions import REALTIME_RATE, NotHere
-from omni_ws.talk.conversation import TalkSession, ask, samples, talk_freely, talk_held, type_turns
+from omni_ws.scenarios.servers import (
+    REALTIME_RATE,
+    NoServer,
+    NotHere,
+    run_interruptible,
+)
+from omni_ws.talk.conversation import AnswerListener, TalkSession, ask, samples, talk_freely, talk_held, type_turns
 from omni_ws.talk.display import JsonDisplay, PlainDisplay, make_display, sentence
-from omni_ws.talk.echo import EchoBetween, NoEchoCanceller
-from omni_ws.talk.listener import AnswerListener
-from omni_ws.talk.realtime_session import DeviceRates, RealtimeSession, connect_realtime
-from omni_ws.talk.servers import found_server
+from omni_ws.talk.servers import (
+    DeviceRates,
+    RealtimeSession,
+    connect_realtime,
+    found_server,
+)
 from omni_ws.talk.sound_devices import (
+    EchoBetween,
     LoudspeakerDevice,
     MicrophoneDevice,
+    NoEchoCanceller,
     NoSoundDevice,
     list_devices,
     named_device,

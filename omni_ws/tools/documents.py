@@ -21,9 +21,12 @@ from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
 from omni_ws.wire.frames import CLIENT_FRAMES
-from omni_ws.wire.history_items import FIELD as HISTORY_ITEMS
-from omni_ws.wire.history_items import FIELDS_OF_ROLE, MAX_HISTORY_ITEMS
-from omni_ws.wire.realtime_parity import parity_lines
+from omni_ws.wire.openai_requests import FIELD as HISTORY_ITEMS
+from omni_ws.wire.openai_requests import (
+    FIELDS_OF_ROLE,
+    MAX_HISTORY_ITEMS,
+)
+from omni_ws.wire.realtime_events import parity_lines
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import SessionConfig
 from omni_ws.wire.streaming_body import ChunkObject

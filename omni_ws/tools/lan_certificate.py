@@ -17,7 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from omni_ws.config.values import literal_address
-from omni_ws.tools.lan import read_private, write_private
+from omni_ws.tools.opening import (
+    read_private,
+    write_private,
+)
 
 #: Browsers refuse certificates that are valid for longer than 398 days.
 VALIDITY: Final = timedelta(days=397)

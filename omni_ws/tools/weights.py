@@ -13,20 +13,21 @@ from typing import Final, Self, TextIO
 from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.parts import FULL_NAMES
-from omni_ws.engine.llm.encyclopedia import load_encyclopedia
-from omni_ws.engine_choice.available import wanted_weights
+from omni_ws.engine.llm.questions import load_encyclopedia
+from omni_ws.engine_choice import wanted_weights
 from omni_ws.installing import fetch_command
-from omni_ws.weights.cache import WeightsCache, weights_cache
-from omni_ws.weights.sources import (
+from omni_ws.weights import (
     Fetching,
     InstalledSource,
     OfficialSource,
     PackageSource,
     PinnedWeights,
     Progress,
+    WeightsCache,
     WeightsError,
     WeightsSource,
     pinned_weights,
+    weights_cache,
 )
 
 _MB: Final = 1_000_000

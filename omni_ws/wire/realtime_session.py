@@ -12,9 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import language_name, primary_subtag
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
-from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.realtime_events import MAX_METADATA, read
-from omni_ws.wire.session_config import Language, SessionConfig, converted
+from omni_ws.wire.session_config import Language, SessionConfig, converted, is_mcp
 
 PCM_RATE: Final = 24_000
 G711_RATE: Final = 8_000

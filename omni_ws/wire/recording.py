@@ -12,7 +12,10 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
+from omni_ws.core.chunks import (
+    BESIDE_MOMENTS,
+    MOMENTS,
+)
 from omni_ws.wire.frames import HEADER
 
 FORMAT: Final = "omni_ws"

@@ -10,8 +10,12 @@ import sys
 from omni_ws.cli import exit_status, with_usage_errors
 from omni_ws.engine.threads import share_cores
 from omni_ws.server import run_worker
-from omni_ws.workers.channel import WorkerStart, first_payload, shared_counts
-from omni_ws.workers.worker import Worker
+from omni_ws.workers.worker import (
+    Worker,
+    WorkerStart,
+    first_payload,
+    shared_counts,
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -21,12 +21,14 @@ from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.child import STABLE_AFTER_SEC, Backoff
-from omni_ws.logs import configure_logging
-from omni_ws.service.process import allow_connections, unless
+from omni_ws.service.process import allow_connections, configure_logging, unless
 from omni_ws.service.sessions.admission import DailyUseFile
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerRow, WorkerState
-from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
-from omni_ws.workers.channel import (
+from omni_ws.transport.http.connections import (
+    MAX_TURNED_AWAY,
+    notice_dead_networks,
+)
+from omni_ws.workers.worker import (
     Family,
     MessageKind,
     ProcessChannel,

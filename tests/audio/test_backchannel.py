@@ -8,7 +8,7 @@ from support.speech_clips import SAMPLE_RATE, clip_samples
 
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.audio.smart_turn import FRAMES, backchannel_probability, spectrogram
-from omni_ws.service.conversation.mere_acknowledgements import SURE_BACKCHANNEL
+from omni_ws.service.conversation.onsets import SURE_BACKCHANNEL
 
 #: tests/data/README.md
 HUMS = ("mm", "um_hum", "cough", "laugh")

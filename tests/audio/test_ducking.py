@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.audio.ducking import DUCKED, RAMP_SEC, Ducker
-from omni_ws.audio.pcm import decode_mu_law, encode_mu_law
+from omni_ws.audio.pcm import (
+    DUCKED,
+    RAMP_SEC,
+    Ducker,
+    decode_mu_law,
+    encode_mu_law,
+)
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 RATE = 8000

@@ -21,8 +21,14 @@ from omni_ws.audio.echo import (
 )
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.core.ledger import (
+    HELD_BYTES,
+    MAX_SENT_BYTES,
+    Playing,
+    SentPiece,
+    SentSound,
+)
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.sent_sound import HELD_BYTES, MAX_SENT_BYTES, Playing, SentPiece, SentSound
 
 MS = RATE // 1000
 AUDIO = AudioFormat(AudioEncoding.PCM16, RATE)

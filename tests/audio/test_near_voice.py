@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.near_voice import (
+from omni_ws.audio.sound_levels import (
     FADING_WINDOWS,
     FALL_DB,
     FALLEN_MS,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.audio.onset_meter import SpeechLasts
 from omni_ws.audio.pcm import Samples
+from omni_ws.audio.sound_levels import SpeechLasts
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,

@@ -26,8 +26,7 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.errors import EngineFailed
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights import pinned_weights, weights_cache
 
 
 def turns_of(samples: Samples) -> list[TurnEvent]:

@@ -20,7 +20,10 @@ from support.speech_clips import clip_bytes
 from support.tcp_relay import Cut, Direction, tcp_relay
 from support.voices import need
 
-from omni_ws.bench.command import DEFAULT_TEXT, main
+from omni_ws.bench import (
+    DEFAULT_TEXT,
+    main,
+)
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.bench.command import as_json, as_text
-from omni_ws.bench.talker import (
+from omni_ws.bench import (
     LEAD_PIECES,
     AnswerWatch,
     Load,
@@ -13,6 +12,8 @@ from omni_ws.bench.talker import (
     SpokenQuestion,
     Tally,
     TypedQuestion,
+    as_json,
+    as_text,
 )
 from omni_ws.caller.script import PIECE_SEC
 from omni_ws.client import AudioChunk, ErrorEvent, Final, ResponseStarted, SpeechStarted, TextChunk

@@ -16,10 +16,18 @@ from benchmarks.manners.rows import Bench, quantiles, share
 from benchmarks.manners.stimuli import VOICES, Plan, Stimulus, groups_of
 from benchmarks.manners.turns import say_sentence
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
+from omni_ws.caller.live_caller import (
+    SPEAKER_RATE,
+    SPEAKER_TICK,
+    Echo,
+    LiveCaller,
+    Loudspeaker,
+    NativeWire,
+    RealtimeWire,
+    SettingsRefused,
+    Wire,
+)
 from omni_ws.caller.script import Target
-from omni_ws.caller.sounds import SPEAKER_RATE, SPEAKER_TICK, Loudspeaker
-from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 

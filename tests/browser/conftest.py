@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from support.chromium import TAP_PROCESSOR, shared_chromium
 
-from omni_ws.transport.routes import pages
+from omni_ws.transport.routes import operations
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -26,10 +26,10 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
 @pytest.fixture(autouse=True, scope="module")
 def _tap_at_the_speaker() -> Iterator[None]:
     """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
-    files = dict(pages.page_files())
+    files = dict(operations.page_files())
     worklet = files["client/playback-worklet.js"]
     content = worklet.content + TAP_PROCESSOR.encode()
-    files["client/playback-worklet.js"] = pages.PageFile.of(content, worklet.media_type)
+    files["client/playback-worklet.js"] = operations.PageFile.of(content, worklet.media_type)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "page_files", lambda: files)
+        patch.setattr(operations, "page_files", lambda: files)
         yield

@@ -12,7 +12,7 @@ from support.live_server import LiveServer, live_server
 from support.speech_clips import clip_bytes
 
 from omni_ws.audio import speech_watch
-from omni_ws.audio.ducking import DUCKED
+from omni_ws.audio.pcm import DUCKED
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.wire.server_frames import SpeechDismissedFrame, SpeechStartedFrame
 

@@ -17,7 +17,7 @@ from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.weights.sources import Progress
+from omni_ws.weights import Progress
 
 pytestmark = IN_BROWSER
 

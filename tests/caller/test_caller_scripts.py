@@ -11,8 +11,15 @@ import pytest
 from support.live_server import LiveServer, live_server
 
 from omni_ws.caller.answers import NativeReader, RealtimeReader, ResponseReader, SessionReader
-from omni_ws.caller.call import HttpCall, WebSocketCall
-from omni_ws.caller.script import AT_ONCE, Target, beside, speech_of, spoken
+from omni_ws.caller.script import (
+    AT_ONCE,
+    HttpCall,
+    Target,
+    WebSocketCall,
+    beside,
+    speech_of,
+    spoken,
+)
 from omni_ws.client.audio import Pcm16
 from omni_ws.wire.recording import InputEndedLine, ReceivedLine, RecordedLine, RequestedLine
 

@@ -13,7 +13,10 @@ from support.live_server import live_server
 from support.raw_http import call
 from support.recordings import recordings
 
-from omni_ws.calls import lines, sound
+from omni_ws.calls import (
+    files,
+    lines,
+)
 from omni_ws.calls.lines import CallFolder
 from omni_ws.wire.recording import MAX_AT_MS, decode_event
 
@@ -119,7 +122,7 @@ async def all_of(folder: Path) -> None:
 
 @pytest.mark.parametrize("many", [absurd_times, absurd_formats, absurd_frames])
 async def test_absurd_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: Any) -> None:
-    monkeypatch.setattr(sound, "MAX_SOUND_SEC", 2)
+    monkeypatch.setattr(files, "MAX_SOUND_SEC", 2)
     for number, events in enumerate(many()):
         written(tmp_path, f"sess_{number}", events, kind="webrtc" if events[0]["event"] == "sound" else "websocket")
     await all_of(tmp_path)

@@ -8,11 +8,13 @@ import orjson
 import pytest
 from support.call_sound import noise, pcm16, tracks
 
-from omni_ws.calls import reading, sound, story
+from omni_ws.calls import (
+    files,
+    reading,
+)
 from omni_ws.calls.files import describe
 from omni_ws.calls.lines import CallFolder, CallLines
-from omni_ws.calls.reading import CallReading, FrameList
-from omni_ws.calls.story import Story
+from omni_ws.calls.reading import CallReading, FrameList, Story
 from omni_ws.wire.recording import (
     EndedLine,
     HeaderLine,
@@ -84,9 +86,9 @@ def test_sound_in_a_row_is_one_entry() -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_turns_and_texts(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    monkeypatch.setattr(story, "MAX_TURNS", 3)
-    monkeypatch.setattr(story, "MAX_TEXT", 10)
-    monkeypatch.setattr(story, "MAX_WORDS", 2)
+    monkeypatch.setattr(reading, "MAX_TURNS", 3)
+    monkeypatch.setattr(reading, "MAX_TEXT", 10)
+    monkeypatch.setattr(reading, "MAX_WORDS", 2)
     found = Story()
     word = {"text": "w", "start_ms": 0, "end_ms": 1}
     for number in range(3 + more):
@@ -107,7 +109,7 @@ def test_turns_and_texts(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
 
 @pytest.mark.parametrize("more_ms", [0, 20])
 def test_the_length_of_the_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_ms: int) -> None:
-    monkeypatch.setattr(sound, "MAX_SOUND_SEC", 1)
+    monkeypatch.setattr(files, "MAX_SOUND_SEC", 1)
     path = tmp_path / "20260101T000000_sess_1.ndjson"
     audio = pcm16(noise(1, 1 + more_ms / 1000, 8000))
     end = 1000.0 + more_ms

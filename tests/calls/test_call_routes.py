@@ -23,8 +23,8 @@ from support.raw_http import call as raw_call
 from support.realtime_client import realtime_client
 from support.recordings import recordings
 
+from omni_ws.calls.files import write_wav
 from omni_ws.calls.reading import CallReading
-from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.transport.routes import calls as call_routes
 

@@ -15,7 +15,10 @@ from support.webrtc_client import webrtc_call
 
 from omni_ws.audio.compressed import PACKET_BYTES
 from omni_ws.engine.threads import Work
-from omni_ws.service.recording.recorder import Recorder, RecordingFolder
+from omni_ws.service.recording import (
+    Recorder,
+    RecordingFolder,
+)
 from omni_ws.transport.webrtc import call as webrtc_call_module
 from omni_ws.transport.webrtc.call import PACKET_SEC, TRACK, CallSpeaker
 

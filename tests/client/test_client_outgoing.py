@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.client.outgoing import OutgoingInput
+from omni_ws.client.halves import OutgoingInput
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import EmptyInput
 from omni_ws.wire.session_config import OutputAudioConfig

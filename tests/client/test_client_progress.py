@@ -21,7 +21,11 @@ from omni_ws.client import (
     connect,
 )
 from omni_ws.client.connection import error_from_response
-from omni_ws.client.outgoing import PIECE_BYTES, OutgoingInput, pieces_of
+from omni_ws.client.halves import (
+    PIECE_BYTES,
+    OutgoingInput,
+    pieces_of,
+)
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine

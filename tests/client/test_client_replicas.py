@@ -25,7 +25,10 @@ from omni_ws.client import (
     TextChunk,
     connect,
 )
-from omni_ws.client.routes import Route, Routes
+from omni_ws.client.connection import (
+    Route,
+    Routes,
+)
 from omni_ws.errors import InvalidValue, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.wire.server_frames import SessionClosingFrame, SessionResumedFrame, SessionUpdatedFrame, error_frame
 from omni_ws.wire.session_config import effective

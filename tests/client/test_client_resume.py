@@ -11,8 +11,12 @@ from support.live_server import LiveServer, live_server
 from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws.client import ClientLimits, ClientSession, Reconnected, Resumed, TextChunk, connect
-from omni_ws.client.link import OUTPUTS_PER_ACK
-from omni_ws.client.outgoing import SentFrame, SentFrames, SentKind
+from omni_ws.client.halves import (
+    SentFrame,
+    SentFrames,
+    SentKind,
+)
+from omni_ws.client.session import OUTPUTS_PER_ACK
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine

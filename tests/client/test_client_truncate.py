@@ -9,8 +9,7 @@ import pytest
 from support.live_server import live_server
 
 from omni_ws.client import connect
-from omni_ws.client.incoming import IncomingFrames
-from omni_ws.client.outgoing import OutgoingInput
+from omni_ws.client.halves import IncomingFrames, OutgoingInput
 from omni_ws.core.history import Message
 from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine

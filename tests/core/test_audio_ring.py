@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
+from omni_ws.service.listening import AudioRing
 
 STEREO = AudioFormat(AudioEncoding.PCM16, 8_000, 2)  # 32 bytes per millisecond
 

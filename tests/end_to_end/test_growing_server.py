@@ -22,8 +22,11 @@ from support.patience import PATIENCE_SEC
 from support.raw_http import call
 from support.until import PERIOD_SEC
 
-from omni_ws.weights.cache import locked
-from omni_ws.weights.sources import Fetching, pinned_weights
+from omni_ws.weights import (
+    Fetching,
+    locked,
+    pinned_weights,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

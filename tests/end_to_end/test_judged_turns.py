@@ -9,7 +9,7 @@ from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, clip_bytes, silence
 
 from omni_ws.audio.smart_turn import SmartTurn
-from omni_ws.service.listening.workers import TurnJudge
+from omni_ws.service.listening import TurnJudge
 
 pytestmark = [pytest.mark.slow]
 

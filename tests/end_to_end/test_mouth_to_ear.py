@@ -19,7 +19,7 @@ from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.answer_times import PARTS
+from omni_ws.core.chunks import PARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

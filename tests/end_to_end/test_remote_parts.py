@@ -16,10 +16,8 @@ from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
 from omni_ws.client import connect
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote.engine import RemoteLlmEngine
-from omni_ws.engine.remote.recogniser import RemoteRecogniser
+from omni_ws.engine.remote.engine import RemoteLlmEngine, RemoteRecogniser, RemoteVoice
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings, RemoteTtsSettings
-from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]

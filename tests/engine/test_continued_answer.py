@@ -12,6 +12,11 @@ from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.engine_answers import BOTH, TEXT, Answer, asking
 
 from omni_ws.core.chunks import FinishReason, OutputModality, ToolCall, Word
+from omni_ws.engine.answer_limit import (
+    ToldCalls,
+    can_continue,
+    go_on,
+)
 from omni_ws.engine.base import (
     AnswerOptions,
     AudioOutput,
@@ -22,7 +27,6 @@ from omni_ws.engine.base import (
     ThoughtOutput,
     ToolCallOutput,
 )
-from omni_ws.engine.continued_answer import ToldCalls, can_continue, go_on
 from omni_ws.errors import EngineFailed
 
 pytestmark = pytest.mark.usefixtures("no_task_left")

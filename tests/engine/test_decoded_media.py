@@ -18,9 +18,12 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, VideoPart, decode_input
-from omni_ws.engine.media_room import MediaRoom, MediaShare
+from omni_ws.engine.threads import (
+    MediaRoom,
+    MediaShare,
+)
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, UnsupportedFormat
-from omni_ws.media.image import decode_image
+from omni_ws.media import decode_image
 
 RATE = 16_000
 #: All but those of MP4, which are for input only: no encoder of the server's makes them.
@@ -165,7 +168,7 @@ async def test_at_the_limit_and_one_byte_past_it(executor: ThreadPoolExecutor, c
 async def test_what_others_hold_makes_it_wait_for_another_time(
     executor: ThreadPoolExecutor, chunks: tuple[InputChunk, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_ws.engine.media_room.MAX_WAIT_SEC", 0.05)
+    monkeypatch.setattr("omni_ws.engine.threads.MAX_WAIT_SEC", 0.05)
     room = MediaRoom()
     with room.share() as other, room.share() as share:
         other.take(room.budget.capacity - 1000)

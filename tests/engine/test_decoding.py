@@ -28,10 +28,12 @@ from omni_ws.engine.decoding import (
     VideoPart,
     decode_input,
 )
-from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.threads import Lane
+from omni_ws.engine.threads import Lane, MediaRoom
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
-from omni_ws.media.image import MediaLimits, decode_image
+from omni_ws.media import (
+    MediaLimits,
+    decode_image,
+)
 
 PCM = np.arange(-1600, 1600, dtype="<i2").tobytes()
 

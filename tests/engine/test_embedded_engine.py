@@ -30,7 +30,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
     WordsComplete,
 )
-from omni_ws.engine.llm.rules import NOTHING_HEARD
+from omni_ws.engine.llm.rules_engine import NOTHING_HEARD
 from omni_ws.errors import (
     EmptyInput,
     EngineFailed,

@@ -9,7 +9,10 @@ from random import Random
 
 import pytest
 
-from omni_ws.engine.frame_chunks import ChunkPace, ChunkPolicy
+from omni_ws.engine.channel import (
+    ChunkPace,
+    ChunkPolicy,
+)
 
 FRAME_MS = 2048 / 24
 LEFT = RIGHT = 3

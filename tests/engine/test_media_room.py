@@ -5,7 +5,11 @@ import pytest
 
 from omni_ws.core.quota import ByteBudget, Reservation, reserved
 from omni_ws.engine.decoding import DECODING_THREADS
-from omni_ws.engine.media_room import DECODING_SLOTS, MAX_WAIT_SEC, MediaRoom
+from omni_ws.engine.threads import (
+    DECODING_SLOTS,
+    MAX_WAIT_SEC,
+    MediaRoom,
+)
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
 

@@ -11,7 +11,7 @@ from support.part_engines import RetortEngine
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import HeardLanguage
-from omni_ws.engine.continued_input import told_language
+from omni_ws.engine.clauses import told_language
 
 SPANISH, ENGLISH = "\n(The user speaks Spanish.)", "\n(The user speaks English.)"
 

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from omni_ws.core.answer_times import MOMENTS, PARTS
-from omni_ws.engine.turn_times import TurnTimes
+from omni_ws.core.chunks import (
+    MOMENTS,
+    PARTS,
+)
+from omni_ws.engine.base import TurnTimes
 
 #: Of an ordinary spoken turn, in seconds.
 WHOLE = {

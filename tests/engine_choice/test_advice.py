@@ -15,7 +15,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.llm.auto_llm import AutoLlm, Found
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine_choice.available import advice
+from omni_ws.engine_choice import advice
 
 
 async def find() -> Found:

@@ -16,7 +16,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.llm.auto_llm import AutoLlm, Found
-from omni_ws.engine_choice.available import part_lines
+from omni_ws.engine_choice import part_lines
 
 
 def lines(engine: Engine, *argv: str) -> list[str]:

@@ -17,11 +17,15 @@ from support.native_client import native_client
 from support.raw_http import call
 from support.scripted_upstream import says
 
+from omni_ws import engine_choice
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import LOCAL_PORTS
-from omni_ws.engine_choice import available, create_engine
-from omni_ws.engine_choice.available import LocalServer, part_lines
+from omni_ws.engine_choice import (
+    LocalServer,
+    create_engine,
+    part_lines,
+)
 
 pytestmark = pytest.mark.usefixtures("no_weights")
 
@@ -41,10 +45,10 @@ async def beside_ollama(
     """A server that was started beside an Ollama."""
     async with OllamaServer(models=("llama3.2:latest",), replies=[says("Foxes", " are red.")]).serve() as ollama:
         patch.setitem(LOCAL_PORTS, "ollama", ollama.port)
-        patch.setattr(available, "LOCAL_SERVERS", (LocalServer("Ollama", ollama.port, "ollama"),))
-        patch.setattr(available, "LOOK_SEC", 60)
+        patch.setattr(engine_choice, "LOCAL_SERVERS", (LocalServer("Ollama", ollama.port, "ollama"),))
+        patch.setattr(engine_choice, "LOOK_SEC", 60)
         owners = {ollama.port: {os.getuid() + 1 if another_user else os.getuid()}}
-        patch.setattr(available, "listener_owners", lambda: owners)
+        patch.setattr(engine_choice, "listener_owners", lambda: owners)
         patch.setattr("omni_ws.engine.llm.auto_llm.FOUND_SEC", 60)
         async with live_server(create_engine(load((*PARTS, *argv)).config)) as server:
             yield server, ollama

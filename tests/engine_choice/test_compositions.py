@@ -24,15 +24,13 @@ from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.llm.auto_llm import AutoLlm
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
-from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine
-from omni_ws.engine.remote.recogniser import RemoteRecogniser
+from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine, RemoteRecogniser, RemoteVoice
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
-from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.recogniser import VllmRecogniser
-from omni_ws.engine.vllm.talker_engine import Speaker
+from omni_ws.engine.vllm.talker import Speaker
 from omni_ws.engine_choice import asr_of, create_engine, llm_of, tts_of
 from omni_ws.errors import EngineFailed
 
@@ -255,7 +253,7 @@ def test_weights_that_were_not_fetched(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_every_model_that_can_be_fetched_runs_by_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules answer first, but for the smallest."""
-    monkeypatch.setattr("omni_ws.weights.cache.fetched_file", lambda name: Path(f"{name}.gguf"))
+    monkeypatch.setattr("omni_ws.weights.fetched_file", lambda name: Path(f"{name}.gguf"))
     models = {}
     for name in (*FETCHED_LLMS, *FULL_NAMES):
         engine = llm_of(configured("--llm", name))
@@ -286,7 +284,7 @@ def test_qwen_has_a_template_and_examples(
     flags: tuple[str, ...], template: Path, examples: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever gives other instructions does not get examples for ours."""
-    monkeypatch.setattr("omni_ws.weights.cache.fetched_file", lambda name: Path(f"{name}.gguf"))
+    monkeypatch.setattr("omni_ws.weights.fetched_file", lambda name: Path(f"{name}.gguf"))
     config = configured("--llm", "qwen", *flags)
     first = llm_of(config)
     assert isinstance(first, RulesFirst)

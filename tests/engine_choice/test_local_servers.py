@@ -16,8 +16,13 @@ from typing import Any
 import pytest
 from support.patience import PATIENCE_SEC
 
-from omni_ws.engine_choice import available as module
-from omni_ws.engine_choice.available import FoundServer, LocalServer, listener_owners, local_servers
+from omni_ws import engine_choice as module
+from omni_ws.engine_choice import (
+    FoundServer,
+    LocalServer,
+    listener_owners,
+    local_servers,
+)
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

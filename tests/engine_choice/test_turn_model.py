@@ -12,7 +12,10 @@ from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.config import load
 from omni_ws.config.values import ConfigurationError, user_cache_folder
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.engine_choice.available import turn_lines, turn_model
+from omni_ws.engine_choice import (
+    turn_lines,
+    turn_model,
+)
 
 
 def test_without_weights_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

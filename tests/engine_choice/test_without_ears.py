@@ -14,8 +14,12 @@ from support.speech_clips import clip_bytes
 from omni_ws.config import load
 from omni_ws.engine.asr import whisper
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.available import advice, part_lines, turn_lines
+from omni_ws.engine_choice import (
+    advice,
+    create_engine,
+    part_lines,
+    turn_lines,
+)
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 

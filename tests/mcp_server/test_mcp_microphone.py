@@ -10,7 +10,10 @@ import pytest
 from support.capable_engine import HearingEngine
 from support.live_server import live_server
 
-from omni_ws.mcp_server.voice import ProgramVoice, VoiceOptions
+from omni_ws.mcp_server.command import (
+    ProgramVoice,
+    VoiceOptions,
+)
 from omni_ws.talk.sound_devices import NoSoundDevice
 
 pytestmark = pytest.mark.virtual_clock

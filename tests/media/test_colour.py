@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ImageColor
 
-from omni_ws.media.image import COLOUR_NAMES, dominant_colour
+from omni_ws.media import (
+    COLOUR_NAMES,
+    dominant_colour,
+)
 
 
 @pytest.mark.parametrize(

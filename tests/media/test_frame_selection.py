@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.image import MediaLimits
+from omni_ws.media import MediaLimits
 from omni_ws.media.video import FrameSelection, VideoFrame
 
 EVERY_MS = 100

@@ -12,7 +12,10 @@ from PIL import Image, ImageOps
 
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.image import decode_image, describe_image
+from omni_ws.media import (
+    decode_image,
+    describe_image,
+)
 
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF", "image/bmp": "BMP"}
 
@@ -175,7 +178,7 @@ def test_strips_are_put_together_upright(orientation: int, mode: str, monkeypatc
         picture = picture.convert("RGB").convert("P") if mode == "P" else picture.convert(mode)
     data = encoded(picture, "PNG", exif=exif)
     whole = decode_image(data)
-    monkeypatch.setattr("omni_ws.media.image._STRIP_PIXELS", 100)
+    monkeypatch.setattr("omni_ws.media._STRIP_PIXELS", 100)
     np.testing.assert_array_equal(decode_image(data), whole)
     if mode in ("1", "L", "P", "RGB"):
         with Image.open(io.BytesIO(data)) as image:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.media.image import MediaLimits
+from omni_ws.media import MediaLimits
 
 
 @pytest.mark.parametrize(

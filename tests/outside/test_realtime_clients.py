@@ -30,7 +30,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights import fetched_file
 
 CLIENTS = Path(__file__).parent / "clients"
 #: What the Realtime API takes and gives.

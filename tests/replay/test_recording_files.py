@@ -10,7 +10,10 @@ import pytest
 from support.commands import run_command
 from support.recordings import replay
 
-from omni_ws.replay.command import RecordingError, read_recording
+from omni_ws.replay import (
+    RecordingError,
+    read_recording,
+)
 
 HEADER = (
     b'{"recording":"omni_ws","version":1,"kind":"websocket","id":"sess_1","server":"0.1.0","engine":"fake",'

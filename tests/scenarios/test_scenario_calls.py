@@ -24,10 +24,9 @@ from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TranscriptOutput
 from omni_ws.errors import EngineFailed
-from omni_ws.scenarios.call import CallTools
+from omni_ws.scenarios.call import CallTools, ChatModel
 from omni_ws.scenarios.command import RunOptions, ScenarioResult, run_all
 from omni_ws.scenarios.form import ScenarioFile, ScenarioUnusable, parse
-from omni_ws.scenarios.judge import ChatModel
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, recording
 from omni_ws.wire.recording import ReceivedLine
 

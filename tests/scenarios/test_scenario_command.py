@@ -19,7 +19,7 @@ from support.until import until
 from benchmarks.server_process import child_processes
 from omni_ws.caller.script import Target
 from omni_ws.cli import INTERRUPTED
-from omni_ws.replay.command import read_recording
+from omni_ws.replay import read_recording
 from omni_ws.scenarios.command import main
 from omni_ws.scenarios.servers import until_started
 

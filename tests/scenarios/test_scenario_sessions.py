@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from omni_ws.scenarios.form import PlacedScenario, parse
-from omni_ws.scenarios.sessions import NotHere, wire_of
+from omni_ws.scenarios.servers import (
+    NotHere,
+    wire_of,
+)
 
 FILE = b"scenarios: [{name: one, caller: [{say: Hello.}, {hear: {}}]}]"
 

@@ -15,7 +15,7 @@ from omni_ws.engine.base import incident
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.errors import EngineFailed, InvalidValue
-from omni_ws.service.failure import identified
+from omni_ws.service import identified
 
 SECRET = "secret: the password is swordfish"
 

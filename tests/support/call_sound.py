@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from support.part_engines import ActingEngine
 
 from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
-from omni_ws.calls.files import describe
+from omni_ws.calls.files import describe, write_wav
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
-from omni_ws.calls.sound import write_wav
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput
 

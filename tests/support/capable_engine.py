@@ -32,7 +32,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.fake import CAPABILITIES
-from omni_ws.media.image import MediaLimits
+from omni_ws.media import MediaLimits
 
 #: What an engine can that tells what it has heard.
 HEARS = {"output_modalities": CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}}

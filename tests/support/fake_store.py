@@ -22,13 +22,13 @@ from omni_ws.service.store.records import (
     ClearPart,
     Contents,
     FoundRecord,
+    Sealer,
     StoreBackend,
     StoreEnd,
     StoreError,
     StoreSize,
     write_clear,
 )
-from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.transport.routes.sole_request import EventBatch
 
 

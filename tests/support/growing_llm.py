@@ -14,7 +14,10 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.llm.auto_llm import AutoLlm, FetchedMind, Found, Plan
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.errors import EngineFailed
-from omni_ws.weights.sources import Fetching, Progress
+from omni_ws.weights import (
+    Fetching,
+    Progress,
+)
 
 BEGINS = Plan(True, True, "rules answer at once, and a model soon")
 OFFERED = Plan(False, True, "to talk with a model, start with --llm model")

@@ -18,9 +18,9 @@ from websockets.exceptions import ConnectionClosed
 
 from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import Application, Handler, HttpLimits, Router, UpgradeDecision
+from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_door import front_door
-from omni_ws.transport.http.hang_up import Connections
 from omni_ws.transport.http.request import HttpRequest
 
 UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]

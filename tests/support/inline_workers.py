@@ -13,7 +13,10 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.engine.threads import Lane
-from omni_ws.service.listening.workers import Done, SpeechWorkers
+from omni_ws.service.listening import (
+    Done,
+    SpeechWorkers,
+)
 
 #: Bytes of a millisecond of pcm16 at 16 kHz.
 MS = 32

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.service.listening.workers import TurnJudge
+from omni_ws.service.listening import TurnJudge
 
 
 class ScriptedJudge(TurnJudge):

@@ -13,12 +13,11 @@ from support.patience import PATIENCE_SEC
 from support.raw_http import call
 from support.virtual_clock import VirtualClockLoop
 
-from omni_ws.app import App
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.server import RunningServer, create_app, listen
+from omni_ws.server import App, RunningServer, create_app, listen
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import StreamingInput
 

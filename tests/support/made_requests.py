@@ -10,7 +10,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import ON_END_ONLY
-from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import MediaRoom
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.observing.observer import ObservedSession
 from omni_ws.wire.session_config import SessionConfig

@@ -10,8 +10,7 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import AnyOutput, FinalChunk, InputChunk, OutputChunk, OutputModality
 from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, ShuttingDown
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.conversation.output_log import Attachment, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 

@@ -22,13 +22,12 @@ from support.vllm_engine import request
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart
-from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
-from omni_ws.engine.threads import SoleThread
-from omni_ws.engine.vllm.answer_reader import TokenBytes
+from omni_ws.engine.threads import MediaRoom, SoleThread
 from omni_ws.engine.vllm.checkpoint import read_checkpoint
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel, use_first_model_runner
+from omni_ws.engine.vllm.sampling import TokenBytes
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 

@@ -17,15 +17,16 @@ from typing import Protocol
 import pytest
 
 from omni_ws.config.values import user_cache_folder
-from omni_ws.weights.cache import WeightsCache, weights_cache
-from omni_ws.weights.sources import (
+from omni_ws.weights import (
     Fetching,
     PackageSource,
     PinnedFile,
     PinnedWeights,
+    WeightsCache,
     WeightsError,
     pinned_weights,
     read_lock,
+    weights_cache,
 )
 
 CONVERTED = Path(__file__).parents[1] / "data" / "converted.lock"

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from support.commands import Ended, run_here
 
-from omni_ws.replay.command import main
+from omni_ws.replay import main
 
 
 async def replay(*arguments: str | Path) -> Ended:

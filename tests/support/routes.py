@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_ws.app import App
+from omni_ws.server import App
 
 
 def routes_of(app: App) -> dict[str, set[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_ws.engine.llm.intents.told import UNKNOWN
+from omni_ws.engine.llm.computed import UNKNOWN
 
 
 def is_unknown(said: str) -> bool:

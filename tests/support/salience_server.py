@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_ws.app import App
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.server import create_app, serve_tokens
+from omni_ws.server import App, create_app, serve_tokens
 
 
 @dataclass

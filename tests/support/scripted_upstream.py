@@ -15,8 +15,7 @@ from support.http_server import RoutedApplication, serving
 from omni_ws.config.model import RemoteConfig
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import Engine
-from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine
-from omni_ws.engine.remote.recogniser import RemoteRecogniser
+from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine, RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings
 from omni_ws.transport.http.application import Handler
 from omni_ws.transport.http.exchange import HttpExchange, read_form

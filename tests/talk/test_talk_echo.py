@@ -14,7 +14,11 @@ from support.speech_clips import SAMPLE_RATE, as_pcm16, clip_samples
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import BARGE_IN_BAR, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import SpeechDetector
-from omni_ws.talk.echo import MOST_LAG_MS, EchoBetween, NoEchoCanceller
+from omni_ws.talk.sound_devices import (
+    MOST_LAG_MS,
+    EchoBetween,
+    NoEchoCanceller,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from omni_ws.client import AudioChunk, Final, SpeechStarted, SpeechStopped, Text
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.service.listening.workers import TurnJudge
+from omni_ws.service.listening import TurnJudge
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 
-from omni_ws.audio.ducking import Ducker
+from omni_ws.audio.pcm import Ducker
 from omni_ws.client import (
     AudioChunk,
     Final,
@@ -26,9 +26,8 @@ from omni_ws.client import (
 from omni_ws.client.audio import AnswerBuffer
 from omni_ws.core.chunks import AudioFormat, FinishReason, Word
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
-from omni_ws.talk.conversation import interrupt
+from omni_ws.talk.conversation import AnswerListener, interrupt
 from omni_ws.talk.display import JsonDisplay
-from omni_ws.talk.listener import AnswerListener
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

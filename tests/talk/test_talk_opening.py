@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from omni_ws.client import Reconnecting
-from omni_ws.talk.conversation import SILENT_PIECES, recorded
+from omni_ws.talk.conversation import SILENT_PIECES, AnswerListener, recorded
 from omni_ws.talk.display import JsonDisplay
-from omni_ws.talk.listener import AnswerListener
 
 SILENT = "nothing comes out of the microphone; is it switched off?"
 ZEROS, SOUND = bytes(640), bytes(639) + b"\1"

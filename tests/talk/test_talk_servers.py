@@ -31,7 +31,7 @@ from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.scenarios.servers import own_server
 from omni_ws.talk import servers
 from omni_ws.talk.command import main
-from omni_ws.talk.realtime_session import realtime_url
+from omni_ws.talk.servers import realtime_url
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "tests" / "data" / "cards_001.wav"

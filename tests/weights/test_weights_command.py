@@ -11,7 +11,11 @@ from support.file_server import FileServer, file_server
 
 from omni_ws.cli import main
 from omni_ws.tools import weights
-from omni_ws.weights.sources import PinnedWeights, pinned_weights, read_lock
+from omni_ws.weights import (
+    PinnedWeights,
+    pinned_weights,
+    read_lock,
+)
 
 
 def lock(name: str, url: str) -> Mapping[str, PinnedWeights]:

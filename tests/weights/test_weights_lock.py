@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from omni_ws.config.parts import FETCHED_LLMS
-from omni_ws.weights.sources import pinned_weights, read_lock
+from omni_ws.weights import (
+    pinned_weights,
+    read_lock,
+)
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "0" * 64

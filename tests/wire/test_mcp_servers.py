@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from omni_ws.errors import InvalidValue
-from omni_ws.wire.mcp_servers import MAX_SERVERS, McpServer, offered_name, read_servers, scrubbed
+from omni_ws.wire.session_config import (
+    MAX_SERVERS,
+    McpServer,
+    offered_name,
+    read_servers,
+    scrubbed,
+)
 
 ENTRY = {"type": "mcp", "server_label": "one", "server_url": "https://example.org/mcp"}
 

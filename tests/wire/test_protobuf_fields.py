@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.generated import salience_pb2 as messages
-from omni_ws.transport.grpc_salience.servicer import has_more_fields
+from omni_ws.transport.grpc_salience import has_more_fields
 
 MESSAGE = messages.GenerateRequest(
     session_id="toks_1",

@@ -16,7 +16,8 @@ from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
 from omni_ws.metrics import Metrics, rendered
 from omni_ws.service.sessions.shared_counts import WorkerRow
-from omni_ws.workers.channel import (
+from omni_ws.workers.supervisor import Member, Supervisor
+from omni_ws.workers.worker import (
     Family,
     MessageKind,
     ProcessChannel,
@@ -27,7 +28,6 @@ from omni_ws.workers.channel import (
     growing,
     summed,
 )
-from omni_ws.workers.supervisor import Member, Supervisor
 
 
 def families(sessions: int, requests: int, up: int) -> list[Family]:

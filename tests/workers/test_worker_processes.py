@@ -21,7 +21,7 @@ from support.webrtc_client import webrtc_call
 from support.worker_server import WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY
+from omni_ws.transport.http.connections import MAX_TURNED_AWAY
 from omni_ws.workers.worker import _ID
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]

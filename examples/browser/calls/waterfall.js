@@ -117,7 +117,7 @@ export function legend(stages) {
 }
 
 /* The parts of the time from the end of the speech to the first sound, each with the moment at which it ends: those of
-   omni_ws/core/answer_times.py. */
+   omni_ws/core/chunks.py. */
 const PARTS = [
   ["turn_decision", "turn_decided"],
   ["queue", "engine_started"],

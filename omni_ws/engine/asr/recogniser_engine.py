@@ -39,8 +39,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.decoding import DECODING_THREADS, AudioPart, decode_request
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import cores, release_in_thread, run_in_thread
+from omni_ws.engine.threads import MediaShare, cores, release_in_thread, run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.profiler import events
 

@@ -1,27 +1,34 @@
-"""WhisperRecogniser: speech recognition with Whisper on the CPU."""
+"""Speech recognition with Whisper on the CPU: WhisperModel, on CTranslate2, and WhisperRecogniser over it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import threading
 import time
+import unicodedata
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
+from importlib.util import find_spec
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 
-from omni_ws.audio.pcm import Pcm16, samples_from_pcm16
+from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
+from omni_ws.audio.smart_turn import FRAMES_PER_SEC, log_mel
 from omni_ws.audio.vad import SAMPLE_RATE
-from omni_ws.core.chunks import HeardSegment, Hearing
-from omni_ws.core.json_values import language_name
+from omni_ws.core.chunks import HeardSegment, Hearing, Word
+from omni_ws.core.history import estimate_tokens
+from omni_ws.core.json_values import WHISPER_LANGUAGES, language_name
 from omni_ws.engine.asr.recogniser import (
     ListenerSlots,
     Recognised,
@@ -29,18 +36,413 @@ from omni_ws.engine.asr.recogniser import (
     UtteranceLimits,
     asr_capabilities,
 )
-from omni_ws.engine.asr.whisper_model import (
-    DEFAULT_MODEL,
-    PINNED,
-    WhisperModel,
-    WhisperTranscript,
-    whisper_folder,
-    whisper_problem,
-    without_repeats,
-)
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, HeardLanguage
 from omni_ws.engine.threads import cores, run_in_thread
 from omni_ws.errors import EngineFailed
+from omni_ws.installing import fetch_command, install_command
+from omni_ws.weights import fetched_folder
+
+if TYPE_CHECKING:
+    import ctranslate2
+
+
+# The weights, and whether Whisper can be used here.
+
+#: The weights that are pinned, by the names of the models.
+PINNED: Final[Mapping[str, str]] = {"tiny.en": "whisper-tiny-en", "base": "whisper-base"}
+DEFAULT_MODEL: Final = "tiny.en"
+
+
+def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
+    """Return why Whisper cannot be used here, in a sentence that says what to do; None if it can.
+
+    ``model`` is a name in ``PINNED`` or a folder. The first call checks the files of the weights, which takes 0.1 s.
+    """
+    if find_spec("ctranslate2") is None:
+        return f"Whisper needs the package ctranslate2: {install_command()}"
+    try:
+        whisper_folder(model)
+    except EngineFailed as error:
+        return error.message
+    return None
+
+
+def whisper_folder(model: str) -> Path:
+    """Return the folder of a model's weights, see ``whisper_problem``. Raises EngineFailed. Downloads nothing."""
+    name = PINNED.get(model)
+    if name is None:
+        if (folder := Path(model)).is_dir():
+            return folder
+        raise EngineFailed(f"there is no folder {model}; Whisper is {', '.join(PINNED)}, or a folder with its files")
+    if (found := fetched_folder(name)) is not None:
+        return found
+    raise EngineFailed(f"the weights of Whisper {model} are not here; fetch them with: {fetch_command(name)}")
+
+
+# The model.
+
+#: The shortest audio that is encoded; shorter audio is padded with silence: with less, Whisper repeats itself. 30 s, on
+#: which it was trained, would cost four times as much and be no better.
+LEAST_CONTEXT_SEC: Final = 12
+MOST_CONTEXT_SEC: Final = 30
+#: Silence that is added after the audio: without it the last word is easily lost.
+_SILENCE_SEC: Final = 1.0
+#: The longest audio that ``transcribe`` accepts.
+LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
+#: More tokens than anybody says in a second, which ends an output that repeats itself. A token of English is a word or
+#: a part of one; in other languages it may be a part of a letter.
+_TOKENS_PER_SEC: Final = 8
+_TOKENS_PER_SEC_ELSEWHERE: Final = 24
+_TOKENS_AT_LEAST: Final = 12
+#: The limit on tokens of a model. CTranslate2 reserves one half of ``max_length`` for the output, and the other half
+#: for a prompt, as Whisper does.
+_ROOM: Final = 448
+#: The most tokens of an expected text that the model reads: half of its room, less the token that begins the text.
+_MOST_EXPECTED: Final = _ROOM // 2 - 1
+#: The most characters of an expected text that are tokenised: more than the model reads.
+_MOST_EXPECTED_CHARACTERS: Final = 2000
+_MS_PER_ALIGNED_FRAME: Final = 20
+#: Probabilities of languages below it count as it.
+_LEAST_CHANCE: Final = 0.001
+#: The probability from which a detected language is not doubted, and that from which a language that differs from the
+#: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with
+#: a probability of 0.9; therefore such speech is decoded in both languages.
+SURE_OF_LANGUAGE: Final = 0.8
+POSSIBLE_LANGUAGE: Final = 0.5
+#: What counts of a text in one of two languages: the mean log-probability of its tokens, so much of the log-probability
+#: of the language, and an addition for the language before. The tokens alone do not tell, since in a wrong language
+#: Whisper often translates, in likely words (benchmarks/README.md, How speech is measured).
+WEIGHT_OF_DETECTION: Final = 0.05
+MARGIN_OF_CHANGE: Final = 0.1
+#: Other readings of a beam are told whose mean log-probability is lower by at most this.
+ALMOST_AS_LIKELY: Final = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperTranscript:
+    """The output of the model for one utterance.
+
+    ``words`` are set if they were requested, and also if the text repeats itself at its end: only their times tell
+    whether the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean
+    log-probability of the tokens. The model outputs words for noise, too: then ``no_speech`` is high and ``score`` low.
+    ``others`` are readings that are almost as likely.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    no_speech: float
+    score: float
+    tokens: tuple[int, ...] = ()
+    #: The language that the model detected; None if it was given, or if the model has only one.
+    language: str | None = None
+    others: tuple[str, ...] = ()
+
+
+class WhisperModel:
+    """A Whisper that transcribes audio of up to LONGEST_SEC. Thread-safe: up to ``workers`` calls run at the same time.
+
+    ``folder`` has a Whisper of any size in CTranslate2's format. Raises EngineFailed if it does not.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 1) -> None:
+        try:
+            import ctranslate2
+        except ImportError as error:
+            raise EngineFailed(f"Whisper needs ctranslate2, which cannot be loaded here: {error}") from error
+        try:
+            self._vocabulary = _vocabulary(folder)
+            self._model: Any = ctranslate2.models.Whisper(
+                str(folder), device="cpu", compute_type="int8", intra_threads=1, inter_threads=workers
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise EngineFailed(f"{folder} is not a Whisper model for CTranslate2: {error}") from error
+        self._ids = {token: number for number, token in enumerate(self._vocabulary)}
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether the model transcribes other languages than English."""
+        return bool(self._model.is_multilingual)
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """The languages that ``transcribe`` accepts."""
+        if not self.multilingual:
+            return frozenset({"en"})
+        return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)
+
+    def transcribe(
+        self,
+        audio: Samples,
+        *,
+        beam: int = 5,
+        words: bool = True,
+        language: str | None = "en",
+        among: Collection[str] = (),
+        before: str | None = None,
+        expected: Sequence[int] = (),
+        tell: Callable[[WhisperTranscript], None] | None = None,
+    ) -> WhisperTranscript:
+        """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
+
+        ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
+        requests words with their times; ``tell`` is called with the transcript before they are known, unless they may
+        change it. ``language`` (such as ``de``) is for multilingual models; with None they detect it, ``among`` some
+        languages if there are any. If the speech before was in the language ``before``, another one is detected only in
+        speech of more than one word, which must make more sense in it (``_clearest``). ``expected`` is what
+        ``expected_tokens`` returned for a text that could precede the speech. Raises ValueError for a language that the
+        model does not know, and for audio that is too long.
+        """
+        seconds = len(audio) / SAMPLE_RATE
+        if seconds > LONGEST_SEC:
+            raise ValueError(f"{seconds:.1f} s of audio; the model reads {LONGEST_SEC:g} s at once")
+        context = min(max(math.ceil(seconds + _SILENCE_SEC), LEAST_CONTEXT_SEC), MOST_CONTEXT_SEC)
+        import ctranslate2
+
+        spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
+        encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
+        detects = language is None and self.multilingual
+        possible = self._possible_languages(encoded, among, before) if detects else {}
+        tried: list[str | None] = list(possible) if detects else [language]
+        if beam == 1:
+            del tried[1:]  # of an interim text, which the next one will correct
+        decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in tried]
+        best = decoded[0] if len(decoded) == 1 else _clearest(decoded, possible, before)
+        heard = WhisperTranscript(
+            best.text,
+            (),
+            best.no_speech,
+            best.score,
+            tokens=tuple(best.tokens),
+            language=best.language if detects else None,
+            others=best.others,
+        )
+        repeats = copied_at_end(best.text.split())
+        if tell is not None and not repeats:
+            tell(heard)
+        timed = best.tokens and (words or repeats)
+        return replace(heard, words=self._words(encoded, best.prompt, best.tokens, seconds)) if timed else heard
+
+    def _decoded(
+        self,
+        encoded: ctranslate2.StorageView,
+        seconds: float,
+        language: str | None,
+        *,
+        expected: Sequence[int],
+        beam: int,
+    ) -> _Decoded:
+        prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
+        read = [*expected, *prompt, self._id("<|notimestamps|>")]
+        longest = self._longest_answer(seconds, language)
+        (result,) = self._model.generate(
+            encoded,
+            [read],
+            beam_size=beam,
+            num_hypotheses=beam,
+            max_length=min(_ROOM, longest + max(longest, len(read))),
+            return_scores=True,
+            return_no_speech_prob=True,
+        )
+        tokens, *others = (
+            [token for token in ids if not self._vocabulary[token].startswith("<|")]
+            for ids, score in zip(result.sequences_ids, result.scores, strict=True)
+            if score >= result.scores[0] - ALMOST_AS_LIKELY
+        )
+        text, no_speech, score = self._text(tokens), float(result.no_speech_prob), float(result.scores[0])
+        return _Decoded(language, prompt, tokens, text, no_speech, score, tuple(map(self._text, others)))
+
+    def _longest_answer(self, seconds: float, language: str | None) -> int:
+        per_sec = _TOKENS_PER_SEC_ELSEWHERE if self.multilingual and language != "en" else _TOKENS_PER_SEC
+        return int(seconds * per_sec) + _TOKENS_AT_LEAST
+
+    def _possible_languages(
+        self, encoded: ctranslate2.StorageView, among: Collection[str], before: str | None
+    ) -> dict[str, float]:
+        """See ``possible_languages``. Takes one step of the decoder, and no second encoding."""
+        if len(among) == 1:
+            return dict.fromkeys(among, 1.0)
+        (found,) = self._model.detect_language(encoded)
+        return possible_languages({str(token).strip("<|>"): chance for token, chance in found}, among, before)
+
+    def _id(self, token: str) -> int:
+        if token not in self._ids:
+            raise ValueError(f"the model has no token {token}")
+        return self._ids[token]
+
+    def expected_tokens(self, text: str) -> list[int]:
+        """Return the tokens that make the model expect what ``text`` names: its last 220 or so."""
+        text = text.strip()[-_MOST_EXPECTED_CHARACTERS:]
+        if not text:
+            return []
+        return [self._id("<|startofprev|>"), *self.tokens(f" {text}")[-_MOST_EXPECTED:]]
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of ``text``. Letters are joined in the order of the vocabulary."""
+        found: list[int] = []
+        for piece in _PIECES.finditer(text):
+            letters = [_LETTERS[byte] for byte in piece[0].encode("utf-8", "replace")]
+            while len(letters) > 1:
+                joined = [self._ids.get(one + other, _NO_TOKEN) for one, other in pairwise(letters)]
+                place = min(range(len(joined)), key=joined.__getitem__)
+                if joined[place] == _NO_TOKEN:
+                    break
+                letters[place : place + 2] = [letters[place] + letters[place + 1]]
+            found += [self._ids[token] for token in letters]
+        return found
+
+    def _words(
+        self, encoded: ctranslate2.StorageView, prompt: list[int], tokens: list[int], seconds: float
+    ) -> tuple[Word, ...]:
+        (aligned,) = self._model.align(encoded, prompt, [tokens], math.ceil(seconds * FRAMES_PER_SEC))
+        if not aligned.alignments:
+            return ()  # too short to be aligned
+        places, frames = np.asarray(aligned.alignments).T
+        # Where each token begins, and at last where the text ends.
+        begins = frames[np.diff(places, prepend=-1) > 0] * _MS_PER_ALIGNED_FRAME
+        found = []
+        for start, end in self._spans(tokens):
+            if text := self._text(tokens[start:end]):
+                found.append(Word(text, int(begins[start]), int(begins[min(end, len(begins) - 1)])))
+        return tuple(found)
+
+    def _spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the ranges of tokens that form words: each word begins with a token that begins with a blank."""
+        starts = [place for place, token in enumerate(tokens) if not place or self._vocabulary[token][0] == _BLANK]
+        return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        data = bytes(_BYTES[letter] for token in tokens for letter in self._vocabulary[token])
+        return data.decode("utf-8", "replace").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What the decoder makes of an utterance in one language. ``no_speech``, ``score``, ``others``: see
+    WhisperTranscript.
+    """
+
+    language: str | None
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    no_speech: float
+    score: float
+    others: tuple[str, ...] = ()
+
+
+#: Letters of a word of a script without spaces, such as "はい"; longer ones may be sentences.
+_LONGEST_UNSPACED_WORD: Final = 4
+
+
+def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before: str | None) -> _Decoded:
+    """Return the text that makes most sense; ``possible`` has the probabilities of the languages.
+
+    The language ``before`` of the utterance before has MARGIN_OF_CHANGE in its favour, and a single word, such as a
+    name or a greeting, never changes it.
+    """
+
+    def sense(one: _Decoded) -> float:
+        detected = WEIGHT_OF_DETECTION * math.log(max(possible[str(one.language)], _LEAST_CHANCE))
+        return one.score + detected + (MARGIN_OF_CHANGE if one.language == before else 0)
+
+    best = max(decoded, key=sense)
+    if best.language != before and _is_word(best.text):
+        return next((one for one in decoded if one.language == before), best)
+    return best
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text has no more than one word; up to four letters in a row of an unspaced script may be one."""
+    said = "".join(letter for letter in text if unicodedata.category(letter)[0] not in "PS").strip()
+    letters = sum(unicodedata.category(letter)[0] != "M" for letter in said)
+    return estimate_tokens(said) <= 1 or (letters <= _LONGEST_UNSPACED_WORD and len(said.split()) == 1)
+
+
+def possible_languages(
+    chances: Mapping[str, float], among: Collection[str] = (), before: str | None = None
+) -> dict[str, float]:
+    """Return the one or two languages that an utterance may be in, the best guess first, with their probabilities.
+
+    ``chances`` are the probabilities of all languages. Only the languages ``among`` count, if there are any: their
+    probabilities are made to sum to one. ``before`` is the language of the utterance before, if it is known.
+    """
+    known = {code: chance for code, chance in chances.items() if not among or code in among} or dict(chances)
+    whole = sum(known.values()) or 1
+    likeliest, *others = sorted(known, key=known.__getitem__, reverse=True)
+    sure = known[likeliest] >= SURE_OF_LANGUAGE * whole
+    if before not in known:
+        possible = [likeliest] if sure else [likeliest, *others[:1]]
+    elif likeliest == before or known[likeliest] < POSSIBLE_LANGUAGE * whole:
+        possible = [before]
+    else:
+        possible = [likeliest, before] if sure else [before, likeliest]
+    return {code: known[code] / whole for code in possible}
+
+
+def prompt_tokens(language: str | None) -> list[str]:
+    """Return the tokens with which the decoder starts; without ``language`` those of an English-only model."""
+    return ["<|startoftranscript|>"] + ([] if language is None else [f"<|{language}|>", "<|transcribe|>"])
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    listed = folder / "vocabulary.json"
+    if listed.exists():
+        return msgspec.json.decode(listed.read_bytes(), type=list[str])
+    return (folder / "vocabulary.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Return GPT-2's alphabet: the byte that each printable letter stands for."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_letters()
+_LETTERS: Final = {byte: letter for letter, byte in _BYTES.items()}
+#: A piece of text that no token crosses, with the blank before it. Long ones are cut: joining takes quadratic time.
+_PIECES: Final = re.compile(r" ?[^\W\d_]{1,64}| ?\d{1,64}| ?(?:[^\w\s]|_){1,64}|\s{1,64}")
+_NO_TOKEN: Final = 1 << 31
+_BLANK: Final = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
+
+
+# Words that were transcribed twice though they were said once, which their times show.
+
+
+def without_repeats(words: Sequence[Word]) -> Sequence[Word]:
+    """Return ``words`` without the repetitions at the end that have no duration.
+
+    The model sometimes repeats a short text ("Location. Location.") or the end of a text, even several times;
+    repetitions are removed until none is left. The alignment has no audio left for such words: at least half of them
+    begin and end at the same time. What a person says twice has a duration, and stays.
+    """
+    while copied := copied_at_end([word.text for word in words]):
+        untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])
+        if 2 * untimed < copied:
+            break
+        words = words[:-copied]
+    return words
+
+
+def copied_at_end(words: Sequence[str]) -> int:
+    """Return how many words at the end repeat the words before them, the last one perhaps cut short.
+
+    Case and punctuation are ignored.
+
+    Time is at most square in the number of words, of which half a minute has some hundred.
+    """
+    texts = ["".join(filter(str.isalnum, word)).lower() for word in words]
+    for period in range(1, len(texts) // 2 + 1):
+        copied = 0
+        while copied < len(texts) - period and texts[-1 - copied] == texts[-1 - copied - period]:
+            copied += 1
+        if copied >= period:
+            return copied
+    return 0
+
+
+# WhisperRecogniser: speech recognition with Whisper on the CPU.
+
 
 T = TypeVar("T")
 

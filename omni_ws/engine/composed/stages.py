@@ -23,7 +23,13 @@ from omni_ws.core.chunks import (
     heard_language,
 )
 from omni_ws.core.json_values import primary_subtag
-from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
+from omni_ws.engine.answer_limit import (
+    SpokenLimit,
+    count_history,
+    count_words,
+    go_on,
+    not_continued,
+)
 from omni_ws.engine.base import (
     TOKENS,
     AudioOutput,
@@ -37,10 +43,17 @@ from omni_ws.engine.base import (
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
+    TurnTimes,
     WordsComplete,
 )
 from omni_ws.engine.channel import Channel, ChannelClosed, Outputs, Stage, StageLink
-from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
+from omni_ws.engine.clauses import (
+    SENTENCE_GRACE,
+    EarlierParts,
+    is_speakable,
+    pieces_of,
+    told_language,
+)
 from omni_ws.engine.composed.parts import (
     Role,
     StallTimer,
@@ -49,13 +62,9 @@ from omni_ws.engine.composed.parts import (
     part_failed,
     run_part,
 )
-from omni_ws.engine.continued_answer import go_on, not_continued
-from omni_ws.engine.continued_input import EarlierParts, told_language
-from omni_ws.engine.spoken.languages import load_rules
-from omni_ws.engine.spoken.lexicon import prepare
+from omni_ws.engine.spoken.languages import load_rules, prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.threads import end_tasks
-from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 

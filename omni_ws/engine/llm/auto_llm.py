@@ -19,16 +19,27 @@ from typing import Final
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import InputMode, Modality, OutputModality
+from omni_ws.engine.answer_limit import go_on
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
-from omni_ws.engine.continued_answer import go_on
+from omni_ws.engine.composed.parts import (
+    Coming,
+    ComingState,
+    GrowingLlm,
+)
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
 from omni_ws.engine.llm.rules_engine import is_plain
 from omni_ws.engine.threads import Work, available_memory, cores, end_tasks, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
 from omni_ws.installing import fetch_command, install_command
-from omni_ws.weights.cache import WeightsCache, weights_cache
-from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
+from omni_ws.weights import (
+    Fetching,
+    PinnedWeights,
+    Progress,
+    WeightsCache,
+    WeightsError,
+    pinned_weights,
+    weights_cache,
+)
 
 #: What this machine must have free for a model in this server: bytes of memory, cores, and bytes of disk for the fetch.
 LEAST_MEMORY: Final = 4_000_000_000

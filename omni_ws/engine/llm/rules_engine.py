@@ -1,27 +1,37 @@
 """RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
 
 What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and
-never parroted. Pictures are described by size, colour and motion (Sights).
+never parroted. Intents are things that people say in several ways, and what is answered to them; Matcher finds the one
+that is meant. Pictures are described by size, colour and motion (Sights).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
-from typing import Final, TypeVar
+from random import Random
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import structs
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, UrlCitation, Usage
 from omni_ws.core.history import Message, in_order
-from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
+from omni_ws.engine.answer_limit import (
+    AnswerText,
+    count_history,
+    count_words,
+    go_on,
+    rest_of,
+)
 from omni_ws.engine.base import (
     NOTHING_SAID,
     Cut,
@@ -32,30 +42,540 @@ from omni_ws.engine.base import (
     GenerationRequest,
     OutputWriter,
     TextOutput,
+    TurnTimes,
     Unread,
     UsageMeter,
 )
-from omni_ws.engine.clauses import PIECE_CHARACTERS
-from omni_ws.engine.continued_answer import go_on, rest_of
-from omni_ws.engine.continued_input import told_language, unanswered
-from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
-from omni_ws.engine.llm.coming import RULES
-from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
-from omni_ws.engine.llm.rules import (
-    NOTHING_HEARD,
-    NOTHING_HEARD_IN,
-    answer,
-    answer_in_english_alone,
-    exact_answer,
-    prepare,
+from omni_ws.engine.clauses import (
+    PIECE_CHARACTERS,
+    told_language,
+    unanswered,
 )
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import end_tasks, run_in_thread
-from omni_ws.engine.turn_times import TurnTimes
+from omni_ws.engine.composed.parts import RULES
+from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
+from omni_ws.engine.llm import (
+    computed,
+    questions,
+)
+from omni_ws.engine.llm.computed import (
+    REPEAT,
+    SPELL,
+    TELLINGS,
+    UNKNOWN,
+    kind_of,
+    name_told,
+    repeated,
+    solved,
+    spelled,
+)
+from omni_ws.engine.llm.questions import (
+    CREDIT,
+    LICENSE,
+    WORDS,
+    Asked,
+    Cited,
+    Encyclopedia,
+    Slots,
+    Talk,
+    courtesies,
+    expanded,
+    inserted,
+    load_encyclopedia,
+    plain_words,
+    read,
+    requests,
+)
+from omni_ws.engine.threads import MediaShare, end_tasks, run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed, OmniError
-from omni_ws.media.image import ImageFacts, MediaLimits, Pixels, describe_image
+from omni_ws.media import (
+    ImageFacts,
+    MediaLimits,
+    Pixels,
+    describe_image,
+)
 from omni_ws.media.video import VideoFacts, VideoFrame, VideoObserver
 from omni_ws.profiler import events
+
+#: A sentence, several of them, or None where the intent does not fit after all.
+Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
+
+#: Their order counts: where two intents fit a request equally well, the first one is meant.
+_FILES: Final = (
+    *("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts"),
+    *("encyclopedia", "limits"),
+)
+#: Where the functions are that tables name as their ``reply``.
+_MODULES: Final = (computed, questions)
+#: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
+_VALUES: Final = computed.TIMES | TELLINGS
+_PATTERNS: Final = ("phrases", "keys", "slots", "written")
+_NAME: Final = re.compile(r"{([a-z_]+)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """One table of what is understood, as the files beside this module have it: greetings.toml explains the keys."""
+
+    name: str
+    phrases: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    unless: str = ""
+    after: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
+    table: Mapping[str, str] | None = None
+    reply: Reply | None = None
+    given: Slots | None = None
+    sightless: bool = False
+    drawn: bool = False
+    light: bool = False
+    first: bool = False
+    exact: bool = False
+    renews: bool = False
+
+    def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
+        """Return the sentences of the answer; None where the intent does not fit after all."""
+        slots = {**(self.given or {}), **slots}
+        if self.reply is not None:
+            said = self.reply(asked, slots)
+            return iter((said,)) if isinstance(said, str) else said
+        if self.sightless and asked.pictured:
+            return iter(())
+        if self.drawn:
+            return iter((asked.chance.choice(self.says),))
+        if self.table is not None:
+            return iter((self.table[key],)) if (key := "".join(slots.values())) in self.table else None
+        names = {name for wording in self.says for name in _NAME.findall(wording)}
+        values = {name: slots[name] if name in slots else _VALUES[name](asked, slots) for name in names}
+        wordings = [wording.format_map(values) for wording in self.says]
+        if None in values.values() and not self.otherwise:
+            return None
+        told = asked.talk.fresh(self.otherwise if None in values.values() else wordings)
+        return iter((told[:1].upper() + told[1:] if slots else told,))
+
+
+@cache
+def catalogue() -> tuple[Intent, ...]:
+    """All intents. The first call reads the files beside this module."""
+    return tuple(intent for file in _FILES for intent in _intents(read(file)))
+
+
+def _intents(tables: dict[str, Any]) -> Iterator[Intent]:
+    """The intents of a file. Names in braces stand for its ``words``; ``all`` has what is true of each of them."""
+    words = tables.get("words", {}) | {"unit": "|".join(sorted(computed.units(), key=len, reverse=True))}
+    for name, table in tables["intents"].items():
+        fields: dict[str, Any] = tables.get("all", {}) | table
+        for key, given in fields.items():
+            if isinstance(given, list):
+                fields[key] = tuple(inserted(text, words) for text in given) if key in _PATTERNS else tuple(given)
+        if "reply" in fields:
+            fields["reply"] = next(found for one in _MODULES if (found := getattr(one, fields["reply"], None)))
+        fields["unless"] = inserted(fields.get("unless", ""), words)
+        yield Intent(name=name, **fields)
+
+
+_NO_SLOTS: Final[Slots] = {}
+
+
+class Understood(NamedTuple):
+    """An intent, and the sentences of its answer."""
+
+    intent: Intent
+    sentences: Iterator[str]
+
+
+class Matcher:
+    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for a misspelled phrase."""
+
+    def __init__(self, intents: Sequence[Intent]) -> None:
+        self._phrases: dict[str, Intent] = {}
+        self._after = [intent for intent in intents if intent.after]
+        for intent in intents:
+            for sentence in _sentences(intent) if not intent.after else ():
+                if self._phrases.setdefault(sentence, intent) is not intent:
+                    raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
+        self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
+        written = [(slot, intent) for intent in intents for slot in intent.written if not intent.after]
+        self._written = [(re.compile(slot, re.I), intent) for slot, intent in written]
+        keys = [(_runs(key), intent) for intent in intents for written in intent.keys for key in expanded(written)]
+        self._urgent = [key for key in keys if key[1].first]
+        #: By their first words, with their ranks: those that tell most, in letters, come first.
+        self._keys: dict[str, list[tuple[int, tuple[str, ...], Intent]]] = {}
+        for rank, (runs, intent) in enumerate(sorted(keys, key=lambda key: -sum(map(len, key[0])))):
+            self._keys.setdefault(runs[0].split()[0], []).append((rank, runs, intent))
+        self._misspelled = Misspelled(self._phrases)
+
+    def find(self, asked: Asked) -> Understood | None:
+        """What is answered, if anything fits."""
+        if (fitting := self.exactly(asked)) is not None or not (asks := asked.asks):
+            return fitting
+        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._misspelt(asks)
+        return _answered((meant,), asked)
+
+    def exactly(self, asked: Asked) -> Understood | None:
+        """What is answered to a key that counts first, or to what fits to the letter."""
+        urgent = (intent for runs, intent in self._urgent if _stand_in(f" {asked.words} ", runs))
+        return _answered(urgent, asked) or self.fitting(asked)
+
+    def fitting(self, asked: Asked) -> Understood | None:
+        """What is answered to what fits to the letter: no keys, and nothing misspelled."""
+        if (phrase := self.phrase(asked)) is not None:
+            return phrase
+        for texts, patterns in ((reversed(asked.asks), self._slots), ((asked.request,), self._written)):
+            for text in texts:
+                for pattern, intent in patterns:
+                    if (match := pattern.fullmatch(text)) is not None:
+                        slots = {name: words for name, words in match.groupdict().items() if words}
+                        if (understood := _answered((intent,), asked, slots)) is not None:
+                            return understood
+        return None
+
+    def phrase(self, asked: Asked) -> Understood | None:
+        """What is answered if all of it, but for courtesies, is one phrase."""
+        return _answered((self._phrases.get(ask) for ask in asked.asks), asked)
+
+    def following(self, asked: Asked) -> Understood | None:
+        """What is answered to what only counts behind the last answer; nothing to what is a request of its own."""
+        for intent in self._after:
+            if asked.talk.last_answer.endswith(intent.after):
+                if asked.words in _sentences(intent):
+                    return _answered((intent,), asked)
+                match = next(filter(None, (re.fullmatch(form, asked.text) for form in intent.written)), None)
+                if match is not None and ((other := self.find(asked)) is None or other.intent.light):
+                    return _answered((intent,), asked, match.groupdict())
+        return None
+
+    def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
+        """The intent whose key in ``words`` tells most, unless any of ``asks`` is something else after all."""
+        found = [
+            (rank, intent)
+            for word in dict.fromkeys(words.split(" "))
+            for rank, runs, intent in self._keys.get(word, ())
+            if _stand_in(f" {words} ", runs)
+            and not (intent.unless and any(re.fullmatch(intent.unless, ask) for ask in asks))
+        ]
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+    def _misspelt(self, asks: Sequence[str]) -> Intent | None:
+        """The intent whose phrase is meant by any of ``asks``."""
+        near = filter(None, map(self._misspelled.nearest, dict.fromkeys((asks[-1], asks[0]))))
+        return next((self._phrases[phrase] for phrase in near), None)
+
+
+def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO_SLOTS) -> Understood | None:
+    """The answer of the first of them that fits."""
+    for intent in intents:
+        if intent is not None and (sentences := intent.answer(asked, slots)) is not None:
+            return Understood(intent, sentences)
+    return None
+
+
+def _sentences(intent: Intent) -> list[str]:
+    return [sentence for phrase in intent.phrases for sentence in expanded(phrase)]
+
+
+# Keys, and misspelled phrases
+
+
+def _runs(key: str) -> tuple[str, ...]:
+    """The runs of words of a key, between which any words may stand."""
+    return tuple(f" {run.strip()} " for run in key.split("*") if run.strip())
+
+
+def _stand_in(words: str, runs: Sequence[str]) -> bool:
+    """Whether they stand in ``words``, which have a space at both ends, one behind the other."""
+    position = 1
+    for run in runs:
+        position = words.find(run, position - 1) + len(run)
+        if position < len(run):
+            return False
+    return True
+
+
+#: Letters that often stand for one another; vowels are in every second place, and tell little.
+_ALIKE: Final = str.maketrans("bfvdgcqjszxnrl", "ppptkkkkkkkmll", "aeiouyhw' ")
+_WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|was) (?:an? |the )?(.+)")
+_DENIALS: Final = frozenset(("not", "never", "no"))
+_DOUBLE: Final = re.compile(r"(.)\1+")
+#: How much of two sentences has to be the same, where all their consonants are alike, and where those of a half are.
+_SAME: Final = 0.8
+_SAME_OF_HALF: Final = 0.88
+#: How much longer or shorter one of them may be, in letters.
+_MORE: Final = 2
+_FEWEST_LETTERS: Final = 5
+
+
+class Misspelled:
+    """Phrases by their consonants: one that has a letter wrong is still the same in its first half, or in its last."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self._phrases: dict[str, list[str]] = {}
+        for phrase in phrases:
+            letters = _consonants(phrase)
+            for key in (letters, *_halves(letters, len(letters) // 2)):
+                self._phrases.setdefault(key, []).append(phrase)
+
+    def nearest(self, words: str) -> str | None:
+        """The phrase that is written most like ``words``; None where none is near, and for words with a digit."""
+        letters = _consonants(words)
+        if len(words) < _FEWEST_LETTERS or any(map(str.isdigit, words)):
+            return None
+        halves = {key for length in range(len(letters) - 1, len(letters) + 2) for key in _halves(letters, length // 2)}
+        for keys, same in (((letters,), _SAME), (halves, _SAME_OF_HALF)):
+            phrases = (phrase for key in keys for phrase in self._phrases.get(key, ()))
+            near = [phrase for phrase in phrases if abs(len(phrase) - len(words)) <= _MORE]
+            if (found := get_close_matches(words, near, 1, same)) and not _means_another(words, found[0]):
+                return found[0]
+        return None
+
+
+def _means_another(words: str, phrase: str) -> bool:
+    """Whether only one of the two is negated, or they ask what two different things are.
+
+    Examples: "I am not sad" and "I am sad"; "what is a gnome" and "what is my name".
+    """
+    if len(_DENIALS & {*words.split()}) != len(_DENIALS & {*phrase.split()}):
+        return True
+    asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
+    return asked is not None and known is not None and not get_close_matches(asked[1], [known[1]], 1, _SAME)
+
+
+def _consonants(words: str) -> str:
+    return _DOUBLE.sub(r"\1", words.translate(_ALIKE))
+
+
+def _halves(letters: str, length: int) -> tuple[str, ...]:
+    """The first and the last letters, with a mark for where the others were; a single letter tells nothing."""
+    return (f"{letters[:length]}-", f"-{letters[-length:]}") if length > 1 else ()
+
+
+#: Longer texts, in characters, are at most something to repeat or to spell.
+MAX_REQUEST: Final = 4096
+#: Of longer texts, single sentences are not looked at.
+_MAX_SENTENCES_LETTERS: Final = 400
+_MAX_SENTENCES: Final = 5
+_MAX_ANSWERED: Final = 2
+
+NOTHING_HEARD: Final = "I did not hear anything."
+NOTHING_WRITTEN: Final = "The message is empty."
+#: By the language (RFC 5646): that rules answer in English alone, and that nothing was heard.
+ONLY_ENGLISH: Final[Mapping[str, str]] = {code: said["only_english"] for code, said in read("elsewhere").items()}
+NOTHING_HEARD_IN: Final[Mapping[str, str]] = {code: said["nothing_heard"] for code, said in read("elsewhere").items()}
+TOO_LONG: Final = "That is more than I can follow."
+
+_SPACE: Final = re.compile(r"\s+")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+(?=\S)")
+_JOINED: Final = re.compile(rf",? and (?:then |also |please )*(?=(?:{'|'.join(WORDS['requests']['joined'])}) )", re.I)
+_ANOTHER: Final = frozenset(expanded(WORDS["requests"]["another"]))
+#: A follow-up: the last question, asked about something else.
+_FOLLOWING: Final = re.compile(r"(?:and what about|and how about|what about|how about|and|or) (?P<rest>.+)")
+_PREPOSITIONS: Final = frozenset(("in", "at", "on", "for"))
+
+
+@cache
+def _matcher() -> Matcher:
+    return Matcher(catalogue())
+
+
+def prepare() -> None:
+    """Build what all answers need, which takes a moment."""
+    _matcher()
+
+
+def answer(
+    text: str,
+    history: Sequence[Message],
+    now: datetime,
+    *,
+    seed: object = None,
+    pictured: bool = False,
+    encyclopedia: Encyclopedia | None = None,
+) -> Iterator[str]:
+    """The sentences of the answer to ``text``, one at a time, so that a long one can be spoken while it is made.
+
+    Chance is drawn from ``seed``, or ``now`` where there is none, and from the text and its place in the conversation.
+    ``pictured`` says that pictures came with the text and were described. What no rule has comes from ``encyclopedia``.
+    """
+    plain = _SPACE.sub(" ", text).strip()
+    if not plain:
+        return iter((NOTHING_WRITTEN,))
+    if len(plain) > MAX_REQUEST:
+        return iter((_long_answer(plain) or TOO_LONG,))
+    return _short_answer(
+        replace(_asked(plain, Talk(history), now, seed=seed), pictured=pictured, encyclopedia=encyclopedia)
+    )
+
+
+def answer_in_english_alone(language: str) -> str:
+    """The one sentence that somebody gets who speaks ``language`` (RFC 5646): in it, if we have it, else in English."""
+    return ONLY_ENGLISH.get(language, UNKNOWN["foreign"][0])
+
+
+def exact_answer(
+    text: str,
+    history: Sequence[Message],
+    now: datetime,
+    *,
+    seed: object = None,
+    of_itself: bool = True,
+    encyclopedia: Encyclopedia | None = None,
+) -> Iterator[str] | None:
+    """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
+
+    Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count. ``of_itself``:
+    whether the rules may say who answers; instructions may say that it is somebody else. Facts come from
+    ``encyclopedia``.
+    """
+    plain = _SPACE.sub(" ", text).strip()
+    if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
+        return None
+    asked = replace(_asked(plain, Talk(history), now, seed=seed), encyclopedia=encyclopedia)
+    parts = _parts(plain)
+    parts = (parts if len(parts) > 1 else _joined(asked)) or [plain]
+    found = [_matcher().exactly(_with_text(asked, part)) for part in parts]
+    exact = [match for match in found if match is not None and match.intent.exact]
+    known = all(match is not None and (match.intent.exact or match.intent.light) for match in found)
+    if not of_itself and any(match.intent.name == "who are you" for match in exact):
+        return None
+    if not exact or not known or (exact[0].intent.name == "what is my name" and name_told(asked.talk) is None):
+        return None
+    return _each_once(exact[:_MAX_ANSWERED])
+
+
+def _asked(plain: str, talk: Talk, now: datetime, *, seed: object) -> Asked:
+    drawn_from = f"{now.isoformat() if seed is None else seed} {len(talk.history)} {plain}"
+    chance = Random(drawn_from.encode("utf-8", "surrogatepass"))
+    return Asked(text=plain, talk=talk, now=now, chance=chance)
+
+
+def _with_text(asked: Asked, text: str) -> Asked:
+    return replace(asked, text=_SPACE.sub(" ", text).strip())
+
+
+def _short_answer(asked: Asked) -> Iterator[str]:
+    if (line := _in_play(asked)) is not None:
+        return line
+    if (renewed := _renewed(asked)) is not None:
+        return renewed.sentences
+    parts = _parts(asked.text)
+    if len(parts) < 2:
+        parts = _joined(asked)
+    if len(parts) > 1:
+        return _answered_in_parts(asked, parts)
+    match = _matcher().find(asked) or _followed_up(asked)
+    return match.sentences if match is not None else _unknown(asked)
+
+
+def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
+    """The answer to several sentences: as to one phrase, or to those that want an answer, or else to the last."""
+    if (phrase := _matcher().phrase(asked)) is not None:
+        return phrase.sentences
+    # A speaker who gets no answer at once says the sentence again.
+    first_said: dict[str, Asked] = {}
+    for place, part in enumerate(parts):
+        one = _with_text(replace(asked, talk=Talk(asked.talk.history, said=parts[:place])), part)
+        first_said.setdefault(one.words, one)
+    found = [(one, _matcher().find(one)) for one in first_said.values()]
+    known = [match for _, match in found if match is not None]
+    if urgent := [match for match in known if match.intent.first]:
+        return urgent[0].sentences
+    if heavy := [match for match in known if not match.intent.light]:
+        return _each_once(heavy[:_MAX_ANSWERED])
+    if (whole := _matcher().find(asked)) is not None:
+        return whole.sentences
+    unknown = [one for one, match in found if match is None]
+    return _unknown(unknown[0]) if unknown else known[-1].sentences
+
+
+def _each_once(found: Sequence[Understood]) -> Iterator[str]:
+    """The sentences of several answers, but for those that an earlier one of them has."""
+    said: set[str] = set()
+    for match in found:
+        here: list[str] = []
+        for sentence in match.sentences:
+            if sentence not in said:
+                here.append(sentence)
+                yield sentence
+        said.update(here)
+
+
+def _in_play(asked: Asked) -> Iterator[str] | None:
+    """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
+    if (following := _matcher().following(asked)) is not None:
+        return following.sentences
+    line = solved(asked)
+    return None if line is None else iter((line,))
+
+
+def _renewed(asked: Asked) -> Understood | None:
+    """What "another one" asks for, if the last thing asked for can be had again."""
+    if asked.words in _ANOTHER:
+        for heard in reversed(asked.talk.heard):
+            one = _with_text(asked, heard)
+            match = _matcher().find(one) if one.words not in _ANOTHER else None
+            if one.words not in _ANOTHER and (match is None or not match.intent.light):
+                return match if match is not None and match.intent.renews else None
+    return None
+
+
+def _joined(asked: Asked) -> list[str]:
+    """The two requests that "and" joins, if each fits by itself and the whole does not; else none."""
+    parts = _JOINED.split(asked.text)
+    if len(parts) != _MAX_ANSWERED or _matcher().fitting(asked) is not None:
+        return []
+    both = [_matcher().fitting(_with_text(asked, part)) for part in parts]
+    return parts if all(match is not None and not match.intent.light for match in both) else []
+
+
+def _followed_up(asked: Asked) -> Understood | None:
+    """The answer to a follow-up question, such as "And tomorrow?" after "What day is it?"."""
+    following = _FOLLOWING.fullmatch(asked.words)
+    if following is None:
+        return None
+    before = (plain_words(heard) for heard in reversed(asked.talk.heard))
+    *_, request = requests(next((words for words in before if _FOLLOWING.fullmatch(words) is None), ""))
+    question = request.split()
+    other = following["rest"].split()
+    # As many words at its end are replaced first, then one more, then fewer, and at last none.
+    for replaced in (len(other), len(other) + 1, *range(len(other) - 1, -1, -1)):
+        if replaced < len(question):
+            whole = _with_text(asked, " ".join((*question[: len(question) - replaced], *other)))
+            find = _matcher().find if not replaced and other[0] in _PREPOSITIONS else _matcher().fitting
+            if (match := find(whole)) is not None and not match.intent.light:
+                return match
+    return None
+
+
+def _unknown(asked: Asked) -> Iterator[str]:
+    """The sentence for a request that no rule fits."""
+    if not asked.pictured:  # otherwise the description of the pictures is the answer
+        yield asked.talk.fresh(UNKNOWN[kind_of(asked.text)])
+
+
+def _parts(text: str) -> list[str]:
+    """The sentences of a short text; a text to repeat or to spell is one."""
+    request = text[courtesies(text) :]
+    if len(text) > _MAX_SENTENCES_LETTERS or REPEAT.match(request) is not None or SPELL.match(request) is not None:
+        return [text]
+    parts = [part for part in _SENTENCE_END.split(text) if any(map(str.isalnum, part))]
+    return parts if len(parts) <= _MAX_SENTENCES else [text]
+
+
+def _long_answer(plain: str) -> str | None:
+    start = courtesies(plain[:MAX_REQUEST])
+    if (repeat := REPEAT.match(plain, start, MAX_REQUEST)) is not None:
+        return repeated(plain[repeat.end() :])
+    spell = SPELL.match(plain, start, MAX_REQUEST)
+    return None if spell is None else spelled(plain[spell.end() :])
+
+
+# RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
+#
+# What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and
+# never parroted. Pictures are described by size, colour and motion (Sights).
+
 
 F = TypeVar("F", ImageFacts, VideoFacts)
 

@@ -18,8 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
-from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
 from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Code2WavShape, Qwen3Code2Wav
 from omni_ws.engine.omni.step_process import (
     AnswerEnd,
@@ -33,8 +31,21 @@ from omni_ws.engine.omni.step_process import (
     TalkerItem,
     TalkerSettings,
 )
-from omni_ws.engine.omni.talker_network import Qwen3Talker, Qwen25Talker, SlotSpace, StepBuffers, TalkerNetwork
-from omni_ws.engine.omni.transformer import BlockShape
+from omni_ws.engine.omni.talker_network import (
+    Qwen3Talker,
+    Qwen25Talker,
+    RowQueue,
+    SlotSpace,
+    StepBuffers,
+    TalkerNetwork,
+    TalkerRows,
+    plain_rows,
+)
+from omni_ws.engine.omni.transformer import (
+    BlockShape,
+    CheckpointTensors,
+    load_speakers,
+)
 from omni_ws.engine.omni.vocoder import StepGraphs, Vocoder
 from omni_ws.errors import EngineOverloaded, InvalidValue
 
@@ -63,7 +74,12 @@ def vocoder(folder: str, slots: int) -> LoadedModel:
         shape, context = Code2WavShape.read(config["code2wav_config"]), CONTEXT_FRAMES
         model = Qwen3Code2Wav(shape, _weights(path, "code2wav."), slots=slots, device=device)
     else:
-        from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
+        from omni_ws.engine.omni.vocoder import (
+            ODE_STEPS,
+            STREAMING,
+            Qwen25Token2Wav,
+            Token2WavNetwork,
+        )
 
         sizes, weights, speakers = config["token2wav_config"], _weights(path, "token2wav."), load_speakers(path)
         network = Token2WavNetwork(sizes, weights, speakers, ode_steps=ODE_STEPS, device=device)

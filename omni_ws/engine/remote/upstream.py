@@ -19,11 +19,16 @@ from urllib.parse import urlsplit
 import httpx
 
 from omni_ws import __version__
-from omni_ws.config.startup import is_loopback
+from omni_ws.config.loading import is_loopback
 from omni_ws.core.json_values import json_or_none
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
-from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools
+from omni_ws.engine.remote.event_stream import (
+    EventReader,
+    ServerSentEvent,
+    refusal,
+    retry_after_seconds,
+    says_no_tools,
+)
 from omni_ws.engine.remote.settings import (
     BY_OWNER,
     OLLAMA_CONTEXT,

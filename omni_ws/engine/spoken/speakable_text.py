@@ -17,8 +17,16 @@ from typing import Final, NamedTuple
 from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.spoken.english import EnglishRules
-from omni_ws.engine.spoken.languages import LanguageRules, rules_of, table_of
-from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
+from omni_ws.engine.spoken.languages import (
+    UNSPACED,
+    LanguageRules,
+    LexiconReader,
+    Reading,
+    TextWord,
+    lexicon_of,
+    rules_of,
+    table_of,
+)
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256

@@ -34,10 +34,9 @@ from omni_ws.engine.clauses import (
     pieces_of,
 )
 from omni_ws.engine.decoding import TextPart, decode_request
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.languages import has_rules, load_rules, phrase_words_of
-from omni_ws.engine.spoken.lexicon import prepare
+from omni_ws.engine.spoken.languages import has_rules, load_rules, phrase_words_of, prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
+from omni_ws.engine.threads import MediaShare
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
 #: Speaks the pieces of a text: writes their audio. A voice that counts its own usage writes a Finished at the end.

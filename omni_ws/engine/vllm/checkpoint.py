@@ -327,8 +327,8 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
 
 def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> dict[str, int]:
     """Return the bytes of each part once loaded, from the headers of the files. Raises ConfigurationError."""
-    from omni_ws.engine.omni.checkpoint import CheckpointTensors
     from omni_ws.engine.omni.slot_talker import talker_memory
+    from omni_ws.engine.omni.transformer import CheckpointTensors
 
     tensors = CheckpointTensors(folder)
     return {

@@ -30,7 +30,7 @@ from omni_ws.engine.vllm.prompt import Excerpt, Given, Media, MediaSizes, Prompt
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed
 from omni_ws.errors import ContextLengthExceeded
-from omni_ws.media.image import PILLOW_BYTES
+from omni_ws.media import PILLOW_BYTES
 from omni_ws.media.video import VideoFrame
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
-from omni_ws.engine.continued_input import whole_turns
+from omni_ws.engine.clauses import whole_turns
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 #: Beyond this length, the stable part of open text is searched again only when the text has grown by an eighth, which

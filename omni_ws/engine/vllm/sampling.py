@@ -1,24 +1,36 @@
-"""The sampling parameters of a request, and vLLM's parsers for tool calls and thought."""
+"""From a request to vLLM's sampling parameters and parsers, and from its output back to an answer (AnswerReader)."""
 
 from __future__ import annotations
 
+import codecs
 import copy
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import ToolCallFragment
-from omni_ws.engine.base import AnswerOptions, GenerationRequest, StructuredOutput
+from omni_ws.core.chunks import FinishReason, TokenLogprob, ToolCallFragment
+from omni_ws.engine.base import (
+    AnswerOptions,
+    GenerationRequest,
+    StructuredOutput,
+    TextOutput,
+    ThoughtOutput,
+    ToolCallOutput,
+)
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
-from omni_ws.errors import InvalidValue
+from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.wire.openai_fields import check_tools
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.outputs import CompletionOutput
 
 
 #: The sampling parameters that clients may set.
@@ -360,3 +372,332 @@ class AnswerSplitter:
                 yield ToolCallFragment(delta.index, identifier, function.name, arguments)
             elif arguments:
                 yield ToolCallFragment(delta.index, arguments=arguments)
+
+
+# AnswerReader: converts vLLM's output for one answer to text, thought, tool calls and log-probabilities.
+#
+# AlignedTokens holds back an item for each token until the token's text is sent; AnswerReader and SpokenTokens use it.
+
+
+AnswerOutput: TypeAlias = TextOutput | ThoughtOutput | ToolCallOutput
+
+_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
+
+
+class AnswerReader:
+    """A reader of the ``choice``-th answer to a request, piece by piece.
+
+    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token``
+    creates the TokenLogprob of a token from vLLM's entry. They are None if not requested. With ``names_end`` the
+    log-probabilities include the token that ends the answer. With ``wanted`` False the content is dropped: vLLM
+    generates at least one token even if a request only wants an echo of its prompt.
+    """
+
+    def __init__(
+        self,
+        choice: int,
+        *,
+        logprobs: AlignedTokens[TokenLogprob] | None = None,
+        name_token: Callable[[int, Mapping[int, Any]], TokenLogprob] | None = None,
+        splitter: AnswerSplitter | None,
+        names_end: bool = False,
+        wanted: bool = True,
+    ) -> None:
+        self.choice = choice
+        self._wanted = wanted
+        #: Whether outputs only have to be converted to text.
+        self._plain = wanted and logprobs is None and splitter is None
+        self._names_end = names_end
+        self.tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._logprobs = logprobs
+        self._name_token = name_token
+        self._splitter = splitter
+        self._thinking = splitter is not None and splitter.thinks
+        #: Generated text that was not yielded: the tool parser holds back text that may become a call.
+        self._held_text = ""
+
+    def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterable[AnswerOutput]:
+        """Return the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
+        if self._plain and piece.finish_reason is None:
+            self.tokens += len(piece.token_ids)
+            return (TextOutput(piece.text, (), self.choice),) if piece.text else ()
+        return self._read(piece, prompt) if self._wanted else self._skip(piece)
+
+    def _read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterator[AnswerOutput]:
+        self.tokens += len(piece.token_ids)
+        finished = piece.finish_reason is not None
+        if self._logprobs is not None:
+            self._note_tokens(self._logprobs, piece, prompt)
+        parts = AnswerParts(piece.text)
+        if self._splitter is not None and (piece.text or piece.token_ids or finished):
+            parts = self._splitter.read(piece.text, piece.token_ids, prompt, finished=finished)
+        tokens = self._tokens_of(parts, piece)
+        if parts.thought:
+            yield ThoughtOutput(parts.thought, self.choice)
+        if parts.text or tokens:
+            yield TextOutput(parts.text, tokens, self.choice)
+        for call in parts.calls:
+            yield ToolCallOutput(call, self.choice)
+        if piece.finish_reason is not None:
+            self.finish_reason = self._reason(piece.finish_reason)
+
+    def _skip(self, piece: CompletionOutput) -> tuple[()]:
+        if piece.finish_reason is not None:
+            self._reason(piece.finish_reason)
+            self.finish_reason = FinishReason.LENGTH
+        return ()
+
+    def _note_tokens(
+        self, logprobs: AlignedTokens[TokenLogprob], piece: CompletionOutput, prompt: Sequence[int]
+    ) -> None:
+        tokens = list(piece.token_ids)
+        ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
+        if tokens and ends and not self._names_end:
+            tokens.pop()  # the end token is not part of the text
+        assert self._name_token is not None
+        logprobs.add(tokens, map(self._name_token, tokens, piece.logprobs or ()), prompt)
+
+    def _tokens_of(self, parts: AnswerParts, piece: CompletionOutput) -> tuple[TokenLogprob, ...]:
+        if self._logprobs is None:
+            return ()
+        self._held_text += piece.text
+        text = parts.text
+        if self._thinking:
+            # Everything before the text of the answer is thought.
+            begins = self._held_text.rfind(text) if text else len(self._held_text) - _MOST_HELD_BACK
+            self._logprobs.take(max(0, begins))
+            self._held_text = self._held_text[max(0, begins) :]
+            if not text:
+                return ()
+            self._thinking = False
+        if not self._held_text.startswith(text) or (self._splitter is not None and self._splitter.called):
+            self._logprobs = None  # the rest is a tool call, whose tokens are not text
+            return ()
+        self._held_text = self._held_text[len(text) :]
+        tokens = self._logprobs.take(len(text))
+        if piece.finish_reason is not None:
+            tokens += self._logprobs.rest(cut=isinstance(piece.stop_reason, str))
+        return tokens
+
+    def _reason(self, reason: str) -> FinishReason:
+        if reason not in _REASONS:
+            raise EngineFailed(f"unexpected finish reason of the Thinker: {reason!r}")
+        called = self._splitter is not None and self._splitter.called
+        return FinishReason.TOOL_CALLS if called and reason == "stop" else _REASONS[reason]
+
+
+T = TypeVar("T")
+
+
+class AlignedTokens(Generic[T]):
+    """A queue with an item for each token of one answer, such as a log-probability, until the token's text is sent.
+
+    vLLM reports a token when it is sampled, but the text later, if several tokens form a character or a stop string may
+    have begun. vLLM's own detokenizer tells where the text of each token ends.
+    """
+
+    def __init__(self, tokenizer: Any, parameters: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._parameters = parameters
+        self._detokenizer: Any = None
+        #: The items that were not returned, as (start, end, item) with the range of the token's text in the answer.
+        self._waiting: deque[tuple[int, int, T]] = deque()
+        self._given = 0
+
+    def add(self, tokens: Sequence[int], items: Iterable[T], prompt: Sequence[int]) -> None:
+        """Add sampled tokens, with an item for each. ``prompt`` is the prompt's tokens."""
+        if self._detokenizer is None:
+            self._detokenizer = self._new_detokenizer(prompt)
+        for token, item in zip(tokens, items, strict=True):
+            begins = len(self._detokenizer.output_text)
+            self._detokenizer.update([token], False)
+            self._waiting.append((begins, len(self._detokenizer.output_text), item))
+
+    def take(self, length: int) -> tuple[T, ...]:
+        """Return the items of tokens that end within the next ``length`` characters of the answer."""
+        self._given += length
+        count = 0
+        for number, (begins, ends, _) in enumerate(self._waiting, 1):
+            # A token that completes no character is returned with the one that does.
+            if begins < ends <= self._given:
+                count = number
+        return tuple(self._waiting.popleft()[2] for _ in range(count))
+
+    def rest(self, *, cut: bool) -> tuple[T, ...]:
+        """Return the remaining items, at the end of the answer.
+
+        If a stop string ``cut`` the text, only tokens that begin before the cut count.
+        """
+        rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
+        self._waiting.clear()
+        return rest
+
+    def _new_detokenizer(self, prompt: Sequence[int]) -> Any:
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        parameters = self._parameters.clone()
+        parameters.stop = []
+        request = SimpleNamespace(
+            request_id="", sampling_params=parameters, prompt_token_ids=list(prompt), prompt_embeds=None
+        )
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)  # type: ignore[arg-type,unused-ignore]
+
+
+class TokenBytes:
+    """The bytes of a tokenizer's tokens, which may be parts of characters."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        import xgrammar
+
+        self._tokenizer = tokenizer
+        try:
+            self._vocabulary: list[bytes] = xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab
+        except (ValueError, RuntimeError):
+            self._vocabulary = []  # an unsupported tokenizer, which can only decode to text
+
+    def __getitem__(self, token: int) -> bytes:
+        if token < len(self._vocabulary):
+            return self._vocabulary[token]
+        text: str = self._tokenizer.decode([token])
+        return text.encode()
+
+    def logprob(self, token: int, entry: Mapping[int, Any] | None, top: int) -> TokenLogprob:
+        """Return a token with its log-probability, and the ``top`` most probable tokens at its position.
+
+        ``entry`` is vLLM's entry for that position; None for the first token of a prompt.
+        """
+        if entry is None:
+            return self._named(token, None)
+        # vLLM's entry also contains the token itself, whatever its rank.
+        likeliest = sorted((item for item in entry.items() if item[1].rank <= top), key=lambda item: item[1].rank)
+        return self._named(
+            token, entry[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
+        )
+
+    def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        data = self[token]
+        return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
+
+
+#: The index of a token in the answer, and the token.
+Placed: TypeAlias = tuple[int, int]
+
+#: Text that a parser may hold back before it is known to be the answer's, in characters.
+_MOST_HELD_BACK: Final = 1024
+
+
+class SpokenTokens:
+    """A filter that finds the spoken tokens of one answer: tokens whose text is passed on as text of the answer.
+
+    Tool calls and thought, which ``splitter`` takes out of the text, are not spoken, nor is text that a stop string
+    cuts off. A token is held back as long as its text. The last token of an answer is never spoken: it is the end
+    token, or the model has not computed its hidden state, which the Talker of Qwen2.5 reads.
+    """
+
+    def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
+        self._splitter = splitter
+        self._thinking = splitter is not None and splitter.thinks
+        #: None if all text is passed on at once.
+        self._aligned: AlignedTokens[Placed] | None = None
+        if splitter is not None or parameters.stop:
+            self._aligned = AlignedTokens(tokenizer, parameters)
+        self._count = 0
+        #: Generated text that was neither passed on nor taken out.
+        self._held = ""
+
+    def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
+        """Return the tokens whose text has been passed on now, with vLLM's next output ``piece`` and its ``text``."""
+        tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
+        self._count += len(tokens)
+        finished = piece.finish_reason is not None
+        if finished and tokens:
+            tokens.pop()
+        if self._aligned is None:
+            return tokens
+        self._aligned.add([token for _, token in tokens], tokens, prompt)
+        self._held += piece.text
+        spoken = self._of_text(self._aligned, text)
+        if finished and not isinstance(piece.stop_reason, str) and not self._takes_out:
+            spoken += self._aligned.rest(cut=False)
+        return spoken
+
+    @property
+    def _takes_out(self) -> bool:
+        """Whether the model is generating thought or a tool call, which ``splitter`` takes out of the text."""
+        return self._thinking or (self._splitter is not None and self._splitter.called)
+
+    def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:
+        if not text:
+            if self._takes_out:
+                self._give_up(aligned, len(self._held) - _MOST_HELD_BACK)
+            return ()
+        begins = 0
+        if self._takes_out or not self._held.startswith(text):
+            # The parser took something out before ``text``.
+            begins = self._held.rfind(text)
+        if begins < 0:
+            return ()
+        self._give_up(aligned, begins)
+        self._thinking = False
+        self._held = self._held[len(text) :]
+        return aligned.take(len(text))
+
+    def _give_up(self, aligned: AlignedTokens[Placed], characters: int) -> None:
+        if characters > 0:
+            aligned.take(characters)
+            self._held = self._held[characters:]
+
+
+#: The number of tokens in a piece.
+PIECE_TOKENS: Final = 256
+
+
+class PromptEcho:
+    """The prompt as the beginning of the answer: pieces of text with their tokens.
+
+    ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
+    probable tokens to report for each position; None reports no log-probabilities.
+    """
+
+    def __init__(
+        self, tokenizer: Any, data: TokenBytes, tokens: Sequence[int], *, text: str | None, top: int | None
+    ) -> None:
+        self._data = data
+        self._tokens = tokens
+        self._top = top
+        self._parts = [text] if text is not None and top is None else _texts_of_tokens(tokenizer, data, tokens, text)
+
+    def pieces(
+        self, entries: Sequence[Mapping[int, Any] | None] | None
+    ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
+        """Yield pieces of text with their tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
+        if self._top is None or entries is None:
+            yield "".join(self._parts), ()
+            return
+        for start in range(0, len(self._tokens), PIECE_TOKENS):
+            places = range(start, min(start + PIECE_TOKENS, len(self._tokens)))
+            named = tuple(
+                replace(
+                    self._data.logprob(self._tokens[place], entries[place], self._top),
+                    data=self._parts[place].encode(),
+                )
+                for place in places
+            )
+            yield "".join(self._parts[place] for place in places), named
+
+
+def _texts_of_tokens(tokenizer: Any, data: TokenBytes, tokens: Sequence[int], text: str | None) -> list[str]:
+    """Return the text that each token contributes; a character of several tokens belongs to one of them.
+
+    Given ``text``, the tokenizer knows where its tokens end; special tokens that it adds contribute nothing.
+    """
+    if text is not None and tokenizer.is_fast:
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        ends = [*accumulate((end for _, end in encoded["offset_mapping"]), max, initial=0)]
+        ends[-1] = len(text)
+        return [text[start:end] for start, end in pairwise(ends)]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts = [decoder.decode(data[token]) for token in tokens]
+    parts[-1] += decoder.decode(b"", True)
+    return parts

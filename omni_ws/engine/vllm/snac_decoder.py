@@ -17,7 +17,10 @@ from torch.nn.utils import parametrize
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.omni.talker_network import normal_at
-from omni_ws.engine.vllm.code2wav import CodecWindow, FrameLayout
+from omni_ws.engine.vllm.talker import (
+    CodecWindow,
+    FrameLayout,
+)
 from omni_ws.errors import EngineFailed
 
 

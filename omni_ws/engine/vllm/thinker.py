@@ -16,11 +16,9 @@ from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality
 from omni_ws.core.history import Speech
 from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.continued_input import earlier_speech
+from omni_ws.engine.clauses import earlier_speech
 from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import SoleThread, end_tasks, run_in_thread
-from omni_ws.engine.vllm.answer_reader import AlignedTokens, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
+from omni_ws.engine.threads import MediaShare, SoleThread, end_tasks, run_in_thread
 from omni_ws.engine.vllm.early_input import (
     AudioSegmenter,
     EarlyBudget,
@@ -41,8 +39,13 @@ from omni_ws.engine.vllm.prompt import (
     PromptLimit,
 )
 from omni_ws.engine.vllm.sampling import (
+    AlignedTokens,
+    AnswerReader,
     AskedSampling,
     ParserUse,
+    PromptEcho,
+    SpokenTokens,
+    TokenBytes,
     answer_parameters,
     check_parameters,
     parser_use,

@@ -28,8 +28,9 @@ from omni_ws.core.chunks import (
     WordsKnown,
 )
 from omni_ws.core.history import Message
+from omni_ws.core.ledger import SentPiece
 from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
-from omni_ws.core.sent_sound import SentPiece
+from omni_ws.engine.answer_limit import not_continued
 from omni_ws.engine.base import (
     TOKENS,
     AudioOutput,
@@ -47,17 +48,23 @@ from omni_ws.engine.base import (
     WordsComplete,
 )
 from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
-from omni_ws.engine.continued_answer import not_continued
-from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.clauses import EarlierParts
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
+from omni_ws.service import (
+    being_cancelled,
+    identified,
+    unexpected,
+)
 from omni_ws.service.conversation.begun_answer import RestOfAnswer, restart_of
-from omni_ws.service.conversation.messages import RequestWarning, message_cost
-from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.output_log import (
+    OutputLog,
+    RequestWarning,
+    message_cost,
+)
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame, unset
 

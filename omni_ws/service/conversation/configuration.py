@@ -28,9 +28,8 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 from omni_ws.installing import install_command
-from omni_ws.service.listening.workers import ListeningSettings
-from omni_ws.service.mcp.servers import ToolServers
-from omni_ws.wire.mcp_servers import is_mcp
+from omni_ws.service.listening import ListeningSettings
+from omni_ws.service.mcp import ToolServers
 from omni_ws.wire.openai_fields import check_tools
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
@@ -42,6 +41,7 @@ from omni_ws.wire.session_config import (
     TurnDetectionType,
     converted,
     effective,
+    is_mcp,
     merge,
     spoken_language,
     spoken_languages,

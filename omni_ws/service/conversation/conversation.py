@@ -42,7 +42,7 @@ import msgspec
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger, Task
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
-from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger import Ledger, Playing
 from omni_ws.core.quota import ByteBudget, keep_newest
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import (
@@ -53,26 +53,46 @@ from omni_ws.core.request_input import (
     RequestInput,
     SavedRequestInput,
 )
-from omni_ws.core.sent_sound import Playing
 from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.base import AnswerOptions, Engine
-from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import Lane, MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
+from omni_ws.service import (
+    identified,
+    new_id,
+    unexpected,
+)
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, input_settings
-from omni_ws.service.conversation.input_flow import InputFlow
-from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
-from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
-from omni_ws.service.conversation.request import FieldNames, Remark, Request, RequestState, SavedRequest, as_they_are
+from omni_ws.service.conversation.onsets import SpokenTurns
+from omni_ws.service.conversation.output_log import (
+    MAX_TOOL_RESULTS,
+    NOBODY,
+    Attachment,
+    ConversationLimits,
+    OutputLog,
+    SavedOutput,
+)
+from omni_ws.service.conversation.request import (
+    INPUT_QUEUE_BYTES,
+    FieldNames,
+    Remark,
+    Request,
+    RequestState,
+    SavedRequest,
+    as_they_are,
+)
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_input
-from omni_ws.service.conversation.spoken_turns import SpokenTurns
-from omni_ws.service.conversation.telling import FACT, SavedTellings, Telling
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
-from omni_ws.service.conversation.unasked import Unasked
-from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled
+from omni_ws.service.conversation.unasked import (
+    FACT,
+    SavedTellings,
+    Telling,
+    Unasked,
+)
+from omni_ws.service.listening import SpeechWorkers
+from omni_ws.service.observing.observer import InputAcknowledged, InputReceived, ObservedSession, OutputStalled
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -894,3 +914,103 @@ class Conversation:
         )
         if self.stream.note_answering(answering, now=self._now()):
             self.watch_time()
+
+
+# Flow control of the input of a conversation: pauses in reading, and credit in acknowledgements.
+
+
+class InputFlow:
+    """The flow control of one conversation's input: decides when a transport pauses, and what it acknowledges."""
+
+    def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
+        #: The place of the session in the threads that decode its audio and detect the speech in it.
+        self.lane = Lane()
+        self._stream = stream
+        self._observed = observed
+        self._conversation = conversation
+        #: Whether the transport waits for ``offer_input``; and whether the credit that the client knows of is less than
+        #: a whole chunk.
+        self._wanted = False
+        self._credit_was_low = False
+
+    def is_full(self) -> bool:
+        """Return whether the engine is behind with the request that receives input, or the listener with its audio."""
+        if self.engine_is_behind():
+            return True
+        listener = self._conversation.listener
+        if listener is None or not listener.full:
+            return False
+        self._wanted = True
+        return True
+
+    def engine_is_behind(self) -> bool:
+        """Return whether the engine is behind with the request that receives input. If so, ``offer`` follows later."""
+        receiving = self._conversation.receiving
+        if receiving is None or not receiving.answering or not receiving.input_full:
+            return False
+        self._wanted = True
+        return True
+
+    def take_ack(self) -> InputAckFrame:
+        """Return an acknowledgement of the input so far, with the credit in bytes."""
+        ack, receiving = self._stream.received(), self._conversation.receiving
+        self.notify_observers()
+        credit = self._credit
+        self._credit_was_low = credit < self._whole_chunk
+        if receiving is not None and receiving.answering:
+            # A client that respects its credit may wait for more now.
+            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
+        return InputAckFrame(
+            next_sequence_id=ack.next_sequence_id,
+            buffered_chunks=ack.buffered_chunks,
+            received_bytes=ack.received_bytes,
+            credit_bytes=max(0, credit),
+        )
+
+    @property
+    def _credit(self) -> int:
+        receiving, limits = self._conversation.receiving, self._stream.limits
+        credit = limits.max_held_bytes - self._stream.held_bytes
+        if receiving is not None and receiving.answering:
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
+        return credit
+
+    @property
+    def _whole_chunk(self) -> int:
+        """The size of the largest chunk: a client with less credit may have to wait before it sends a chunk."""
+        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
+
+    def notify_observers(self) -> None:
+        """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
+        if not self._observed.observers.listening:
+            return
+        stream, reorder = self._stream, self._stream.reorder
+        self._observed.notify(
+            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
+        )
+
+    def taken(self, request: Request, size: float) -> None:
+        """Note that the engine has taken ``size`` bytes of a request's input."""
+        if request.given is None:  # else it is held to the end of the request
+            self._stream.taken(request.session, int(size))
+        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
+            self.offer()
+        elif self._credit_was_low:
+            self.renew_credit()
+
+    def offer(self) -> None:
+        """Let the input continue, if the transport waits for that."""
+        if self._wanted:
+            self._wanted = False
+            if (listener := self._conversation.listener) is not None:
+                listener.go_on()
+            self._conversation.offer_input()
+        elif self._credit_was_low:
+            self.renew_credit()
+
+    def renew_credit(self) -> None:
+        """Have the input acknowledged if there is credit for a whole chunk again, and the client knows of less."""
+        if self._credit_was_low and self._credit >= self._whole_chunk:
+            self._credit_was_low = False
+            self._conversation.offer_input()

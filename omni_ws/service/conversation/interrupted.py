@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from omni_ws.audio.container import media_type
-from omni_ws.audio.onset_meter import SpeechLull
+from omni_ws.audio.sound_levels import SpeechLull
 from omni_ws.core.chunks import InputChunk, Modality, other_readings
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
@@ -25,9 +25,15 @@ from omni_ws.engine.base import (
     TranscriptGuess,
     TranscriptOutput,
 )
-from omni_ws.engine.continued_input import EarlierParts, apart
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, judged
-from omni_ws.service.conversation.onsets import sure_words
+from omni_ws.engine.clauses import (
+    EarlierParts,
+    apart,
+)
+from omni_ws.service.conversation.onsets import (
+    Verdict,
+    judged,
+    sure_words,
+)
 from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: it goes on if no words are known by then, until some are.

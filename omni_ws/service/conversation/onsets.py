@@ -21,11 +21,20 @@ is a backchannel. It decides once, and its owner then confirms or dismisses it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from omni_ws.audio.onset_meter import SpeechLull
-from omni_ws.core.chunks import InputChunk, other_readings
+from omni_ws.audio.sound_levels import SpeechLull
+from omni_ws.core.chunks import InputChunk, StartTrigger, other_readings
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -38,10 +47,20 @@ from omni_ws.engine.base import (
     TranscriptOutput,
     WordsComplete,
 )
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, begins_with_stop_word, judged
+from omni_ws.service import new_id
+from omni_ws.service.conversation.turn_words import TurnWords
+from omni_ws.service.observing.observer import SpeechHeard
+from omni_ws.wire.server_frames import (
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 
 if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
     from omni_ws.service.conversation.request import Request
+
 
 #: How long a sound that is over waits for its transcript, if the sound alone tells too little.
 WAIT_SEC: Final = 0.35
@@ -291,3 +310,401 @@ class Onset:
         self._limit.cancel()
         self._stop_waiting()
         self._decide(self)
+
+
+# SpokenTurns: the spoken turns of a conversation as its client is told of them, uncertain onsets included.
+
+
+@dataclasses.dataclass(slots=True)
+class _Speech:
+    """A speech turn, and the request that it is about to open, has opened or has joined; that may have ended since."""
+
+    turn_id: str
+    request_id: str | None = None
+    request: Request | None = None
+    #: Where it began, in milliseconds of the session's audio.
+    began_ms: int = 0
+
+    def joins(self, request: Request) -> None:
+        self.request, self.request_id = request, request.request_id
+        request.joined_by(self.turn_id)
+
+
+class SpokenTurns:
+    """Takes what the TurnListener of ``conversation`` hears, and tells the client.
+
+    An uncertain onset opens a request aside (``sets_aside``). ``_decide`` makes it one that interrupts, or takes it
+    back.
+    """
+
+    def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:
+        self._conversation = conversation
+        self._now = now
+        #: What the engine tells of the words of the speech in progress.
+        self.words = TurnWords(
+            lambda: conversation.engine.capabilities,
+            heard=self._is_heard,
+            asked=conversation.ledger.last_said,
+            on_told=self._words_told,
+        )
+        #: The speech in progress.
+        self.current: _Speech | None = None
+        #: The uncertain onset of speech over an answer, until it is decided.
+        self.onset: Onset | None = None
+
+    def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
+        owner = self._conversation
+        opens = is_input and owner.receiving is None and owner.stream.current is None
+        speech = self.current = _Speech(turn_id, new_id("req_") if opens else None, began_ms=audio_ms)
+        self.words.begin()
+        if is_input and owner.receiving is not None:
+            speech.joins(owner.receiving)
+        self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
+
+    def stopped(self, turn_id: str, audio_ms: int) -> None:
+        """Report that the speech that began last has ended."""
+        if self.onset is not None:
+            self.onset.ends(audio_ms)
+            return
+        speech, self.current = self.current, None
+        request = None if speech is None else speech.request
+        request_id = request.request_id if request is not None and request.answerable else None
+        self._tell(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def sounds(self, voiced_ms: int, *, clear: bool) -> None:
+        """Take how long the speech over an answer is voiced by now, and whether it is clear."""
+        if self.onset is not None:
+            self.onset.sounds(voiced_ms, clear=clear)
+            return
+        request = None if self.current is None else self.current.request
+        if request is not None and request.lull is not None and voiced_ms > request.lull.voiced_ms:
+            request.note_lull(None)  # the voice goes on: what was measured of it tells nothing of the rest
+
+    def lulls(self, lull: SpeechLull) -> None:
+        """Take what is measured of speech over an answer, as it is quiet for now."""
+        if self.onset is not None:
+            self.onset.lulls(lull)
+        elif self.current is not None and self.current.request is not None:
+            self.current.request.note_lull(lull)
+
+    def breathes(self, audio_ms: int) -> None:
+        """Take a pause of the speech in progress, whose speaker has more to say."""
+        if self.current is not None and self.onset is None:
+            self._conversation.unasked.murmurs.take_breath(self.current.turn_id, self.current.began_ms, audio_ms)
+
+    def _is_heard(self) -> bool:
+        """Return whether the engine has the request of the speech in progress. Called by any thread."""
+        request = self._conversation.receiving
+        return request is not None and request.answering
+
+    def _words_told(self) -> None:
+        if (listener := self._conversation.listener) is not None:
+            # Behind the output of the engine that tells the words, as this may end its input.
+            asyncio.get_running_loop().call_soon(listener.words_told)
+
+    def restore(self, turn_id: str) -> None:
+        """Continue the speech in progress of another conversation."""
+        self.current = _Speech(turn_id)
+        if self._conversation.receiving is not None:
+            self.current.joins(self._conversation.receiving)
+
+    def withdraw_wordless(self) -> bool:
+        """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
+
+        Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
+        """
+        owner, request = self._conversation, self._conversation.receiving
+        if self.onset is not None or request is None or not request.only_speech or not self.words.wordless():
+            return False
+        owner.take_events(owner.stream.end_input(StartTrigger.VAD, None))
+        owner.queue.withdraw_wordless(request)
+        return True
+
+    # uncertain onsets
+
+    @property
+    def aside(self) -> Request | None:
+        """The request of the uncertain onset."""
+        return None if self.onset is None else self.onset.request
+
+    def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
+        """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
+        self.current = _Speech(turn_id, new_id("req_"), began_ms=audio_ms)
+        self.words.begin()
+        self.onset = Onset(
+            turn_id,
+            audio_ms,
+            after_question=self._has_asked(),
+            holds=self._holds,
+            waits=lambda: self._conversation.detached,
+            decide=self._decide,
+        )
+        if not told:
+            self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, certain=False))
+
+    def not_found(self, turn_id: str, audio_ms: int) -> None:
+        """Dismiss an uncertain onset that the client was told of before a restore, as none is found again."""
+        self._tell(SpeechDismissedFrame(turn_id=turn_id, audio_ms=audio_ms))
+
+    def sets_aside(self, request: Request) -> bool:
+        """Take a request that speech opens as that of the uncertain onset, if there is one."""
+        if self.onset is None:
+            return False
+        self.onset.opens(request)
+        self._conversation.queue.listen_aside(request)
+        return True
+
+    def is_input(self) -> None:
+        """Confirm the uncertain onset, if there is one: the client has sent other input to its turn."""
+        if self.onset is not None:
+            self.onset.is_input()
+
+    def dismiss(self, *, rest_untold: bool = False) -> None:
+        """Dismiss the uncertain onset, if there is one; ``rest_untold``: see ``Onset``."""
+        if self.onset is not None:
+            self.onset.dismiss(rest_untold=rest_untold)
+
+    @property
+    def _holds(self) -> bool:
+        turns = self._conversation.configuration.effective.turn_detection
+        return turns is not None and turns.interrupt_resume and self._conversation.engine.capabilities.transcripts
+
+    def _has_asked(self) -> bool:
+        """Return whether the last sentence that was heard of the answer that plays is a question."""
+        ledger, now = self._conversation.ledger, self._now()
+        answer = ledger.at_play(now)
+        return answer is not None and has_asked(ledger, answer, now)
+
+    def _decide(self, onset: Onset) -> None:
+        owner, request, self.onset = self._conversation, onset.request, None
+        if onset.verdict is Verdict.BACKCHANNEL or request is None:
+            self._take_back(onset)
+            return
+        self._tell(SpeechConfirmedFrame(turn_id=onset.turn_id, request_id=request.request_id, audio_ms=onset.audio_ms))
+        request.note_lull(onset.lull)
+        owner.queue.take_in(request)
+        owner.admit_request(request, interrupts=True, has_words=onset.has_words)
+        owner.queue.wake()
+        if onset.stopped_ms is not None:
+            self.stopped(onset.turn_id, onset.stopped_ms)
+
+    def _take_back(self, onset: Onset) -> None:
+        owner, request, self.current = self._conversation, onset.request, None
+        if request is not None:
+            owner.withdraw_request(request)
+        if owner.listener is not None:
+            owner.listener.dismissed(rest_untold=onset.rest_untold)
+        self._tell(SpeechDismissedFrame(turn_id=onset.turn_id, audio_ms=onset.audio_ms))
+
+    def _tell(
+        self, frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
+    ) -> None:
+        self._conversation.observed.notify(SpeechHeard(frame))
+        self._conversation.outbox.put_nowait(frame)
+        self._conversation.unasked.note_quiet(self._now())
+
+
+# What short speech over an answer means, by its words and its sound; and questions of the speaker.
+#
+# The lists of words are in ``short_words``, a file a language; ``any.toml`` counts in every language.
+
+
+#: Those that have lists of words.
+LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
+#: A text of more words is no mere acknowledgement, and no mere "stop".
+MOST_WORDS: Final = 6
+#: More words are not made of a hum.
+_MOST_WORDS_OF_A_HUM: Final = 4
+#: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
+_LEAST_HEARD_WORDS: Final = 3
+
+#: Without known words, a sound is a backchannel from the first probability on, and an interruption up to the second.
+#: The sound of "yeah" and "okay" tells little, and words are known soon: so only clear cases are decided early.
+SURE_BACKCHANNEL: Final = 0.85
+SURE_WORDS: Final = 0.1
+#: From here on a text that recognisers make of hums counts as a hum.
+_RATHER_BACKCHANNEL: Final = 0.5
+#: Sound that lasts longer is no backchannel, unless its words are.
+LONGEST_BACKCHANNEL_MS: Final = 800
+
+_BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
+_SENTENCE: Final = re.compile(r"[^.!?…。？！]*(?:[.!?…。？！]+|$)", re.DOTALL)
+_QUESTION_MARKS: Final = re.compile(r"[?？؟]")
+
+_Words: TypeAlias = tuple[str, ...]
+
+
+class Verdict(Enum):
+    """What speech over an answer is."""
+
+    #: It wants the speaker to go on, or says nothing.
+    BACKCHANNEL = "backchannel"
+    INTERRUPTION = "interruption"
+    #: An interruption that wants silence and no answer.
+    STOP = "stop"
+    #: More has to be known.
+    UNSURE = "unsure"
+
+
+def judged(
+    text: str | None,
+    probability: float | None,
+    language: str | None,
+    *,
+    voiced_ms: int,
+    after_question: bool,
+    others: Sequence[str] = (),
+) -> Verdict:
+    """Return what speech over an answer is. It has paused, unless the verdict that counts is an interruption.
+
+    ``text`` is what is recognised so far, None as long as nothing is known, "" if there are no words. ``probability``
+    is that of ``backchannel_probability``. ``after_question``: the speaker has just asked something, and "yeah" answers
+    it. ``others`` are readings that are almost as likely as ``text``. Known words are always enough for a verdict.
+    """
+    sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
+    if text is not None and _words(text):
+        rather = probability is not None and probability >= _RATHER_BACKCHANNEL
+        language = language or "en"
+        verdict = _judged_by_words(text, language, sure=sure, rather=rather, after_question=after_question)
+        surely_words = probability is not None and probability <= SURE_WORDS
+        if verdict is Verdict.INTERRUPTION and not (after_question or surely_words):
+            return Verdict.BACKCHANNEL if _is_misspelled([text, *others], language) else verdict
+        return verdict
+    if text is not None:
+        # recognisers miss short words, and a loud "stop" is one
+        surely_words = probability is not None and probability <= SURE_WORDS
+        return Verdict.INTERRUPTION if surely_words else Verdict.BACKCHANNEL
+    if voiced_ms > LONGEST_BACKCHANNEL_MS or (probability is not None and probability <= SURE_WORDS):
+        return Verdict.INTERRUPTION
+    return Verdict.BACKCHANNEL if sure and not after_question else Verdict.UNSURE
+
+
+def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, after_question: bool) -> Verdict:
+    """Return the verdict on known words; ``sure`` and ``rather``: how much they sounded like a backchannel.
+
+    Of a hum a recogniser makes any words, "The moment." or "Lambda": the sound says that it was one, unless the words
+    are those that interrupt. Some words are so often written for hums that less of the sound will do.
+    """
+    if is_stop_word(text, language):
+        return Verdict.STOP
+    if after_question:
+        return Verdict.INTERRUPTION
+    if is_acknowledgement(text, language):
+        return Verdict.BACKCHANNEL
+    words, known = _words(text), _list_of(language)
+    hum = sure and len(words) <= _MOST_WORDS_OF_A_HUM and not begins_with_stop_word(text, language)
+    misheard = rather and _divides(words, (known.misheard, known.acknowledgements))
+    return Verdict.BACKCHANNEL if hum or misheard else Verdict.INTERRUPTION
+
+
+def _is_misspelled(readings: Sequence[str], language: str) -> bool:
+    """Return whether one of some readings is an acknowledgement ("Got it", not "God it"), and none interrupts.
+
+    Where one has too many words for that, another has left some of them out.
+    """
+    if any(len(_words(reading)) > MOST_WORDS for reading in readings):
+        return False
+    return any(is_acknowledgement(reading, language) for reading in readings) and not any(
+        begins_with_stop_word(reading, language) or is_stop_word(reading, language) for reading in readings
+    )
+
+
+def is_acknowledgement(text: str, language: str = "en") -> bool:
+    """Return whether a text consists of phrases alone that want the speaker to go on, such as "yeah, I see"."""
+    return _divides(_words(text), (_list_of(language).acknowledgements,))
+
+
+def is_stop_word(text: str, language: str = "en") -> bool:
+    """Return whether a whole utterance means stop: "wait", "okay, stop please"."""
+    words, known = _words(text), _list_of(language)
+    around = (known.stop, known.beside_stop, known.acknowledgements)
+    return _divides(words, around) and not _divides(words, around[1:])
+
+
+def begins_with_stop_word(text: str, language: str = "en") -> bool:
+    """Return whether a text that may go on begins with words that interrupt, acknowledgements before them left out."""
+    words, known = _words(text), _list_of(language)
+    places = _ends(words, (known.acknowledgements,))
+    if len(words) in places:  # "no way", "ach was"
+        return False
+    return any(ends for place in places for ends in known.stop.ends(words, place) + known.interrupts.ends(words, place))
+
+
+def asks(text: str, heard: int) -> bool:
+    """Return whether the last sentence of ``text`` that was heard is a question; ``heard`` characters were heard."""
+    sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
+    if len(sentences) > 1:
+        last = sentences[-1]
+        if last.end() > heard and len(text[last.start() : heard].split()) < _LEAST_HEARD_WORDS:
+            sentences.pop()  # it has only just begun
+    return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
+
+
+def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
+    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
+    return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
+
+
+# Lists of phrases
+
+
+@dataclass(frozen=True, slots=True)
+class _Phrases:
+    known: frozenset[_Words]
+    longest: int
+
+    def ends(self, words: _Words, place: int) -> list[int]:
+        """Return where phrases end that begin at a place."""
+        last = min(place + self.longest, len(words))
+        return [end for end in range(place + 1, last + 1) if words[place:end] in self.known]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortWords:
+    acknowledgements: _Phrases
+    misheard: _Phrases
+    stop: _Phrases
+    beside_stop: _Phrases
+    interrupts: _Phrases
+
+
+def _ends(words: _Words, lists: tuple[_Phrases, ...]) -> set[int]:
+    """Return the places up to which the words can be divided into phrases of the lists."""
+    begins = {0}
+    for place in range(len(words)):
+        if place in begins:
+            begins.update(end for phrases in lists for end in phrases.ends(words, place))
+    return begins
+
+
+def _divides(words: _Words, lists: tuple[_Phrases, ...]) -> bool:
+    """Return whether words can be divided into phrases of the lists, and are not too many."""
+    return 0 < len(words) <= MOST_WORDS and len(words) in _ends(words, lists)
+
+
+def _words(text: str) -> _Words:
+    return tuple(_BETWEEN_WORDS.sub(" ", text.replace("’", "'").lower()).split())
+
+
+def _list_of(language: str) -> _ShortWords:
+    """Return the phrases of a language, by its name as a client may write it: "en", "pt-BR"."""
+    plain = re.split("[-_]", language.lower(), maxsplit=1)[0]
+    return _read(plain if plain in LANGUAGES else "any")
+
+
+@cache
+def _read(language: str) -> _ShortWords:
+    every, own = _file("any"), _file(language) if language != "any" else {}
+    return _ShortWords(
+        *(
+            _Phrases(frozenset(phrases), max(map(len, phrases), default=0))
+            for name in _ShortWords.__annotations__
+            for phrases in [[_words(each) for each in every.get(name, []) + own.get(name, [])]]
+        )
+    )
+
+
+def _file(language: str) -> dict[str, list[str]]:
+    file = files(__package__).joinpath("short_words", f"{language}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.start_policy import ON_END_ONLY
-from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.answer_limit import count_words, go_on
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,
@@ -38,8 +38,8 @@ from omni_ws.engine.base import (
     OutputWriter,
     TextOutput,
 )
-from omni_ws.engine.continued_answer import go_on
 from omni_ws.errors import EngineFailed, OmniError, ends_session
+from omni_ws.service import of_request
 from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
     final_chunk,
@@ -48,10 +48,8 @@ from omni_ws.service.conversation.answer_writer import (
     transcript_chunk,
 )
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
-from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
-from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.output_log import ASR_TIMEOUT_SEC, OutputLog
 from omni_ws.service.conversation.request import Remark, Request, RequestState, SavedRequest
-from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 
 

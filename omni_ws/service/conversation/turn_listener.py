@@ -85,9 +85,12 @@ from msgspec.structs import replace
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
 from omni_ws.audio.echo import NoiseSuppressor, OwnEcho
-from omni_ws.audio.near_voice import FallingVoice
-from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
 from omni_ws.audio.pcm import pcm16_from_samples
+from omni_ws.audio.sound_levels import (
+    FallingVoice,
+    SpeechLasts,
+    SpeechLull,
+)
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
@@ -105,16 +108,19 @@ from omni_ws.audio.speech_watch import (
     TurnEvent,
     Watched,
 )
-from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
-from omni_ws.service.conversation.messages import InputHeard
-from omni_ws.service.failure import new_id, unexpected
-from omni_ws.service.listening.workers import (
+from omni_ws.service import (
+    new_id,
+    unexpected,
+)
+from omni_ws.service.conversation.output_log import InputHeard
+from omni_ws.service.listening import (
     AudioPiece,
+    AudioRing,
     Item,
     ListeningQueue,
     ListeningSettings,

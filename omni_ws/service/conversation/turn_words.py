@@ -1,15 +1,19 @@
-"""TurnWords: what a recogniser tells of the words of the current turn, for turn detection."""
+"""The words of the current turn, for turn detection: whether the speaker, who pauses, has more to say."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import tomllib
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
 
 from omni_ws.audio.speech_watch import PauseWords, Unfinished
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
-from omni_ws.service.conversation.unfinished import READ, dictates, goes_on, how_unfinished
 
 #: So many interim transcripts without a new word, over so long, say that no words come any more.
 _STALE_INTERIMS: Final = 3
@@ -97,3 +101,335 @@ class TurnWords(PauseWords):
 
     def _expect_news(self, now: float) -> None:
         self._most_words, self._news_at, self._without_news, self.stalled = 0, now, 0, False
+
+
+# Tells by the words whether the speaker of a turn, who pauses, has more to say.
+#
+# Turn detection asks two models: one that hears the sound, and the recogniser, whose words are read here. "Set a timer
+# for" goes on, however finished it sounds, and a number that is dictated in groups sounds finished after each of them.
+
+
+#: The languages of which there are lists of words.
+LANGUAGES: Final = ("en", "es", "fr", "it", "pt", "de")
+#: How much of the end of a text is read, in characters.
+READ: Final = 300
+#: A row of digits and letters has at least so many words, and so many digits and letters.
+_LEAST_WORDS: Final = 2
+_LEAST_SIGNS: Final = 3
+#: How far before a row the word may be that names it: "my number is 415".
+_NAMED_WITHIN: Final = 3
+#: At most so many words that end in one of ``named`` only name what follows: "order number".
+_MOST_NAMING: Final = 3
+#: How far before a day and a month the word may be after which a year follows: "the date is the ninth of May".
+_DATED_WITHIN: Final = 6
+#: How many of the last words may hold the question that a copula ends.
+_ASKED_WITHIN: Final = 5
+#: How many words are compared with the phrases.
+_LONGEST_PHRASE: Final = 4
+
+_WORD: Final = re.compile(
+    r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]|[.,:]\d))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
+)
+#: A part of a code: "B2", "LK12".
+_CODE: Final = re.compile(r"[^\W\d_]{1,3}\d{1,4}|\d{1,4}[^\W\d_]")
+#: No number is written like that, unless it is dictated: "079".
+_LEADING_ZERO: Final = re.compile(r"0\d\d+")
+#: Letters that a recogniser has put together: "SMI".
+_CAPITALS: Final = re.compile(r"\b[A-Z]{2,5}\b")
+#: Behind these a text goes on in every language.
+_OPEN_SIGNS: Final = frozenset("+*=×÷@")
+#: How many words name the receiver of "that": "tell my sister that".
+_MOST_TOLD: Final = 2
+#: The longest word that a recogniser writes for a letter: "are".
+_MOST_OF_A_LETTER: Final = 3
+#: So many words has a clause that waits for the main one, "If it rains tomorrow."; a longer one may hold both.
+_CLAUSE: Final = range(3, 6)
+#: Stands for a number that is no row of digits, unless others come before it.
+_PLAIN: Final = "0.0"
+_QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
+_ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
+_TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
+_LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The words of one language.
+
+    After ``open`` a sentence goes on, unless it is a verb behind one of ``finished_after``: "tell me what it is". So
+    it does after ``stranded``, but what begins with one of ``asks``, a question or a command, may end there: "what is
+    this for", "mach das Licht aus". It goes on after ``copulas``, but may end there in a question, and in a sentence
+    that holds one: "¿qué hora es?", "dime qué hora es". It goes on after one of ``takers`` behind ``to`` ("to call"),
+    and if it ends in one of ``phrases``, or is one, but may end there in a question that begins before it: "how many
+    continents are there?".
+    ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
+    row. A number behind one of ``times`` or ``months`` is a time or a date, one behind ``named`` is dictated; words
+    that end in one of ``named`` are a fragment, such as "order number". A month behind one of ``dates`` waits for its
+    year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
+
+    A word of ``particles`` may end a question, a sentence that holds one of ``separable``, "can you turn it off", and
+    what ends in it behind one of ``before_particles``: "the light is on".
+    After one of ``to`` behind one of ``before_to`` a question goes on as well: "what's the best way to". A ``that``
+    begins a clause behind one of ``says`` and a receiver, "tell my sister that", but may mean a thing behind one of
+    ``receivers``: "tell him that". A text that begins with one of ``clauses`` waits for its main clause, unless it ends
+    in one of ``ends_clause``: "if you like". A "that" behind one of ``introduces`` begins a clause, too.
+    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``.
+    Letters are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
+    ``alphabet`` has "as in". ``plus`` begins a telephone number.
+    """
+
+    open: frozenset[str]
+    stranded: frozenset[str]
+    copulas: frozenset[str]
+    finished_after: frozenset[str]
+    asks: frozenset[str]
+    phrases: frozenset[tuple[str, ...]]
+    to: frozenset[str]
+    takers: frozenset[str]
+    digits: frozenset[str]
+    numbers: frozenset[str]
+    words_that_are_letters: frozenset[str]
+    times: frozenset[str]
+    named: frozenset[str]
+    months: frozenset[str]
+    dates: frozenset[str]
+    dictated: frozenset[str]
+    particles: frozenset[str]
+    separable: frozenset[str]
+    before_particles: frozenset[str]
+    before_to: frozenset[str]
+    that: frozenset[str]
+    says: frozenset[str]
+    receivers: frozenset[str]
+    clauses: frozenset[tuple[str, ...]]
+    ends_clause: frozenset[str]
+    introduces: frozenset[str]
+    lists: frozenset[str]
+    alphabet: frozenset[tuple[str, ...]]
+    plus: frozenset[str]
+    spelled: frozenset[str]
+
+
+def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
+    """Return whether the speaker of ``text``, who pauses, has more to say, as far as words can tell.
+
+    ``language`` is a primary subtag of RFC 5646. ``asked`` is the last sentence of the assistant: if it asks for a
+    number, an address or a spelling, each digit or letter is taken for a part of it.
+    """
+    if language not in LANGUAGES:
+        return Unfinished.PERHAPS
+    lists = _lists(language)
+    text = text[-READ:]
+    asked_to = bool(asked) and _asks_to_dictate(asked, lists)
+    words = _spelled_out(text, lists, asked=asked_to)
+    if not words:
+        return Unfinished.PERHAPS
+    if _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _TRAILS_OFF.search(text):
+        return Unfinished.YES
+    question = _QUESTION.search(text) is not None
+    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists)):
+        return Unfinished.YES
+    if not _QUESTION.search(asked) and _is_clause(text, words, lists):  # "When did you go?" "When I was ten."
+        return Unfinished.YES
+    open_ = _is_open(words, lists, question=question)
+    if open_ is not Unfinished.NO:
+        return open_
+    return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
+
+
+def dictates(text: str, language: str, *, asked: str = "") -> bool:
+    """Return whether the speaker of ``text``, who pauses, dictates: a number, a spelling, or what "the guests are"."""
+    if language not in LANGUAGES:
+        return False
+    lists, text = _lists(language), text[-READ:]
+    asked_to = bool(asked) and _asks_to_dictate(asked, lists)
+    words = _spelled_out(text, lists, asked=asked_to)
+    if not words or _QUESTION.search(text):
+        return False
+    return _in_a_row(words, lists, asked=asked_to) or _spells(words, lists) or _begins_groups(words, lists)
+
+
+def goes_on(text: str, language: str) -> bool:
+    """Return whether a sentence goes on behind the last word of ``text``, "the", whatever its punctuation says.
+
+    For a reading that a recogniser takes for less likely: it often makes a whole sentence of one that is not, such as
+    "Tell me about that." of "Tell me about the".
+    """
+    if language not in LANGUAGES or not (words := _words(text[-READ:])):
+        return False
+    return _is_open(words, _lists(language), question=_QUESTION.search(text) is not None) is Unfinished.YES
+
+
+def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    for length in range(1, _LONGEST_PHRASE + 1):
+        if tuple(words[-length:]) in lists.phrases:
+            # "how many continents are there?"
+            asks = question and not lists.asks.isdisjoint(words[:-length])
+            return Unfinished.PERHAPS if asks else Unfinished.YES
+    if last in lists.open or last in _OPEN_SIGNS:
+        may_end = before in lists.finished_after or (question and last in lists.asks)  # "perché?"
+        return Unfinished.PERHAPS if may_end else Unfinished.YES
+    if last in lists.copulas:
+        asks = question or not lists.asks.isdisjoint(words[-_ASKED_WITHIN:])
+        return Unfinished.PERHAPS if asks or before in lists.finished_after else Unfinished.YES
+    if last in lists.particles and not lists.separable.isdisjoint(words):
+        return Unfinished.NO
+    if last in lists.to and before in lists.before_to:
+        return Unfinished.YES
+    if _is_told_that(words, lists, question=question):
+        return Unfinished.PERHAPS if before in lists.receivers else Unfinished.YES
+    if last in lists.stranded:
+        # "what is this for", "who did you give it to", "is the radio on?", "the radio is on"
+        is_on = question or words[0] in lists.introduces or before in lists.before_particles
+        may_end = words[0] in lists.asks or (last in lists.particles and is_on)
+        return Unfinished.PERHAPS if may_end else Unfinished.YES
+    return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
+
+
+def _only_names(words: list[str], lists: _Lists) -> bool:
+    """Return whether the words only name what follows: "Order number.", "He spells it."."""
+    if words[-1] in lists.spelled & lists.introduces:
+        return lists.asks.isdisjoint(words)  # not: "tell me how it is spelled"
+    if len(words) == _MOST_NAMING and words[1] in lists.spelled and words[0] in lists.finished_after:
+        return words[2] in lists.finished_after
+    commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
+    return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
+
+
+def _lacks_a_year(words: list[str], lists: _Lists) -> bool:
+    """Return whether a date that is dictated ends in its month."""
+    return words[-1] in lists.months and not lists.dates.isdisjoint(words[-_DATED_WITHIN:])
+
+
+def _is_told_that(words: list[str], lists: _Lists, *, question: bool) -> bool:
+    """Return whether the last word, "that", begins a clause: "tell my sister that", "the reason is that"."""
+    if words[-1] not in lists.that or len(words) <= _MOST_TOLD:
+        return False
+    if words[-2] in lists.introduces:
+        return not question and words[0] not in lists.asks
+    # "who told you that", "tell me about that", "remind me of that"
+    if words[-2] in lists.finished_after | lists.stranded | lists.open:
+        return False
+    return not lists.says.isdisjoint(words[-_MOST_TOLD - 2 : -2])
+
+
+def _is_clause(text: str, words: list[str], lists: _Lists) -> bool:
+    """Return whether a text is nothing but a clause that waits for the main one: "If it rains tomorrow."."""
+    # Without a full stop the recogniser writes no commas either: "if it rains call me".
+    if len(words) not in _CLAUSE or words[-1] in lists.ends_clause or "," in text or not _ENDS.search(text):
+        return False
+    if _QUESTION.search(text) or _LAST_SENTENCE.sub("", text).strip():  # "Yes, please. If you don't mind."
+        return False
+    return any(tuple(words[:length]) in lists.clauses for length in range(1, _LONGEST_PHRASE + 1))
+
+
+def _begins_groups(words: list[str], lists: _Lists) -> bool:
+    """Return whether a statement goes on with a list, "the guests are", or with what is named, "my plate is"."""
+    if len(words) <= _MOST_TOLD or not lists.asks.isdisjoint(words):
+        return False
+    if words[-1] in lists.lists:
+        return words[-2] not in lists.finished_after | lists.open  # not: "you are", "tal como son"
+    return words[-1] in lists.introduces and words[-2] in lists.named
+
+
+def _spells(words: list[str], lists: _Lists) -> bool:
+    """Return whether the last letter is named by a word: "B as in Bravo", "A wie Anton"."""
+    for link in lists.alphabet:
+        place = len(words) - len(link) - 2
+        if place < 0 or tuple(words[place + 1 : -1]) != link or not words[place].isalpha():
+            continue
+        letter, before = words[place], words[max(0, place - 1)]
+        # "340 m de metal" spells nothing, nor does "plan B for Monday".
+        is_letter = len(letter) == 1 and letter.isascii() and letter not in lists.words_that_are_letters
+        if is_letter and not before.isdecimal() and words[-1].startswith(letter):
+            return True
+        # Of a letter with two words behind it a recogniser makes "be" and "are". "It is as in Rome" spells nothing.
+        if len(link) > 1 and len(letter) <= _MOST_OF_A_LETTER and (not place or words[-1][0] in letter):
+            return True
+    return False
+
+
+def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
+    """Return the words of a text, where capitals are letters if the speaker spells: "It's spelled SMI."."""
+    words = _words(text)
+    if not asked and lists.spelled.isdisjoint(words):
+        return words
+    return _words(_CAPITALS.sub(lambda found: " ".join(found[0]), text))
+
+
+def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
+    """Return whether a text ends in a row of digits or letters, of which more may follow."""
+    begin, signs = len(words), 0
+    while begin > 1 and words[begin - 1] == _PLAIN:
+        begin -= 1
+    if begin < len(words):  # "3.30" behind another group
+        return asked or _dictated(words[:begin], lists) or _is_plus(words[:begin], lists)
+    spelled = all(len(word) == 1 and word.isalpha() for word in words[-2:])
+    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or spelled or signs > 0)):
+        begin, signs = begin - 1, signs + found
+    length = len(words) - begin
+    if not length:
+        return False
+    if asked or _names_a_row(words[:begin], lists):
+        return True
+    if _is_plus(words[:begin], lists) and (signs > 1 or words[0] in lists.open | _OPEN_SIGNS):
+        return True  # where the word means "more" as well, two digits: "mais dois" is whole
+    if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times | lists.months):
+        return False
+    return length >= _LEAST_WORDS or not begin or _LEADING_ZERO.fullmatch(words[-1]) is not None
+
+
+def _dictated(words: list[str], lists: _Lists) -> bool:
+    """Return whether digits that follow these words are dictated: others come before, or they are named."""
+    return _names_a_row(words, lists) or _signs(words[-1], lists, all_letters=False) > 0
+
+
+def _is_plus(words: list[str], lists: _Lists) -> bool:
+    """Return whether these words are a plus that begins a telephone number, not one between two numbers."""
+    return len(words) == 1 and words[0] in lists.plus
+
+
+def _names_a_row(words: list[str], lists: _Lists) -> bool:
+    """Return whether one of the last words names a row that follows: "my number is"."""
+    named = words[-_NAMED_WITHIN:]
+    if not lists.spelled.isdisjoint(named):
+        return words[-1] not in lists.open - lists.introduces  # not: "spelled with a K"
+    return not lists.named.isdisjoint(named)
+
+
+def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
+    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none.
+
+    ``all_letters``: a letter that may be a word is a letter here.
+    """
+    if word.isdecimal() or _CODE.fullmatch(word):
+        return len(word)
+    if word in lists.digits or word in lists.numbers:
+        return 1
+    if len(word) == 1 and word.isalpha():
+        return int(all_letters or word not in lists.words_that_are_letters)
+    return 0
+
+
+def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
+    found = _LAST_SENTENCE.search(asked[-READ:].rstrip(".!?… "))
+    return found is not None and any(word in lists.dictated for word in _words(found[0]))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case. A number like 3.5, 10:30 or 1,000 is a word that is no row."""
+    found = _WORD.finditer(text.replace("_", " ").replace("’", "'").lower())
+    return [_PLAIN if one["plain"] else one[0] for one in found]
+
+
+@cache
+def _lists(language: str) -> _Lists:
+    read = files(__package__).joinpath("unfinished_words", f"{language}.toml").read_text(encoding="utf-8")
+    lists = tomllib.loads(read)
+    return _Lists(**{name: _known(words) for name, words in lists.items()})
+
+
+def _known(words: str | list[str]) -> frozenset[Any]:
+    """Return the set of some words, or of the phrases of a list."""
+    return frozenset(words.split() if isinstance(words, str) else (tuple(_words(phrase)) for phrase in words))

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from omni_ws.config.startup import is_loopback
+from omni_ws.config.loading import is_loopback
 from omni_ws.core.chunks import FinalChunk, OutputModality, Task
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown

@@ -31,8 +31,7 @@ from omni_ws.core.chunks import (
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
-from omni_ws.engine.turn_times import TurnTimes
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput, TurnTimes
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,

@@ -40,9 +40,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from omni_ws import __version__
-from omni_ws.engine.turn_times import TurnPart
+from omni_ws.engine.base import TurnPart
 from omni_ws.errors import EngineError
-from omni_ws.service.failure import new_id
+from omni_ws.service import new_id
 from omni_ws.service.observing.accounts import incoming_trace
 from omni_ws.service.observing.observer import (
     MAX_UNPLAYED,

@@ -1,4 +1,6 @@
-"""Keepers of sessions: a keeper writes its session to the store, and holds back output until the store has it.
+"""Keepers of sessions in the store, and who may have a record of it.
+
+A keeper writes its session to the store, and holds back output until the store has it.
 
 **A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the frames of the client as
 they came, and the outputs of the running answer (ToldOutput).
@@ -19,22 +21,32 @@ and receives the frames of the log as if the client had just sent them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import concat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import OutputChunk, OutputModality
-from omni_ws.service.conversation.messages import UNKEPT, ServerMessage
-from omni_ws.service.conversation.output_log import Gate
-from omni_ws.service.conversation.told_outputs import ToldOutput
-from omni_ws.service.failure import unexpected
-from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
+from omni_ws.errors import EngineOverloaded, SessionConflict, SessionNotFound
+from omni_ws.service import unexpected
+from omni_ws.service.conversation.begun_answer import ToldOutput
+from omni_ws.service.conversation.output_log import (
+    UNKEPT,
+    Gate,
+    ServerMessage,
+)
+from omni_ws.service.store.records import ClearPart, FoundRecord, StoreError
+from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore, Taken
 
 if TYPE_CHECKING:
     from omni_ws.service.sessions.session import Session
+
 
 #: The first byte of an entry of the log: frames of the client, or an output; and of a frame, that it is text or binary.
 _FRAMES, _OUTPUT = b"f", b"o"
@@ -280,3 +292,74 @@ class Keeper(Gate, LeaseHolder):
         if self._kept is not None and self._told_degraded and self._lease.whole:
             self._told_degraded = False
             self._kept(True)
+
+
+# Records of the store that are compared before they are read: who may have which, and what is said if not.
+
+
+#: A process writes that it has given a record back after it has answered, and a busy one later: so long another waits
+#: for that, and so often it looks.
+GIVING_BACK_SEC: Final = 0.5
+_LOOKS: Final = 10
+#: When a client may ask again for a session that another process has.
+HELD_RETRY_MS: Final = 1000
+
+
+def token_digest(token: str) -> bytes:
+    """Return what a record has in place of a token."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def admits(clear: ClearPart, key: ApiKey | None, token: str | None) -> bool:
+    """Return whether a client with this key may have a record; with ``token`` not None, that must be one of its own."""
+    if clear.owner != key_name(key):
+        return False
+    presented = None if token is None else token_digest(token)
+    return presented is None or any([hmac.compare_digest(presented, one) for one in clear.tokens])
+
+
+def is_spent(clear: ClearPart, token: str) -> bool:
+    """Return whether another connection has come back with this token already."""
+    return any([hmac.compare_digest(token_digest(token), one) for one in clear.tokens[1:]])
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Raise EngineOverloaded in place of a StoreError of the block."""
+    try:
+        yield
+    except StoreError as error:
+        raise EngineOverloaded("the store of sessions does not answer now", retry_after_ms=HELD_RETRY_MS) from error
+
+
+async def find_record(
+    store: SessionStore, session_id: str, *, kind: str, key: ApiKey | None, token: str | None
+) -> FoundRecord:
+    """Return the clear part of a record of ``kind`` that this client may have.
+
+    It may with the key that opened the session. ``token``: what it must present besides; None for nothing. Raises
+    SessionNotFound, whatever is wrong, and EngineOverloaded if the store does not answer.
+    """
+    with store_errors():
+        found = await store.peek(session_id)
+    if found is not None and found.clear.kind == kind and admits(found.clear, key, token):
+        return found
+    raise SessionNotFound("session not found", param="session_id")
+
+
+async def take_record(store: SessionStore, session_id: str) -> Taken:
+    """Take a record that ``find_record`` found; one that is being given back is waited for.
+
+    Raises SessionConflict if a living process has it, and EngineOverloaded if the store does not answer.
+    """
+    for wait in (*[GIVING_BACK_SEC / _LOOKS] * _LOOKS, 0):
+        with store_errors():
+            if (taken := await store.take(session_id, force=False)) is not None:
+                return taken
+        await asyncio.sleep(wait)
+    raise held_elsewhere()
+
+
+def held_elsewhere() -> SessionConflict:
+    """Return the error for a session that another process of this store has."""
+    return SessionConflict("another server has this session now; try again", retry_after_ms=HELD_RETRY_MS)

@@ -48,15 +48,25 @@ from omni_ws.errors import (
     SessionTimeout,
     ShuttingDown,
 )
+from omni_ws.service.conversation.begun_answer import (
+    ToldOutput,
+    tell_again,
+)
 from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
-from omni_ws.service.conversation.told_outputs import ToldOutput, tell_again
-from omni_ws.service.recording.recorder import SessionRecording
+from omni_ws.service.recording import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
-from omni_ws.service.sessions.keeper import Keeper, ReceivedFrame, read_entries
-from omni_ws.service.sessions.records import admits, is_spent, store_errors, token_digest
+from omni_ws.service.sessions.keeper import (
+    Keeper,
+    ReceivedFrame,
+    admits,
+    is_spent,
+    read_entries,
+    store_errors,
+    token_digest,
+)
 from omni_ws.service.store.records import ClearPart
 from omni_ws.service.store.session_store import Lease, SessionStore
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame

@@ -28,8 +28,7 @@ from redis.exceptions import (
     RedisError,
 )
 
-from omni_ws.config.stores import StoreAddress
-from omni_ws.config.values import ConfigurationError
+from omni_ws.config.values import ConfigurationError, StoreAddress
 from omni_ws.service.store.records import (
     FULL,
     GONE,

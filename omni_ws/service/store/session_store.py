@@ -35,17 +35,22 @@ from omni_ws.service.store.records import (
     FULL,
     GONE,
     SLOW,
+    SNAPSHOT_PLACE,
     Change,
     ChangeOutcome,
     ClearPart,
     Contents,
     FoundRecord,
+    Seal,
+    Sealer,
     StoreBackend,
     StoreEnd,
     StoreError,
     StoreSize,
+    Unreadable,
+    packed,
+    unpacked,
 )
-from omni_ws.service.store.sealing import SNAPSHOT_PLACE, Seal, Sealer, Unreadable, packed, unpacked
 
 T = TypeVar("T")
 

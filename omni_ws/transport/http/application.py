@@ -14,7 +14,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, Unauthenticated, UpgradeRequired
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.profiling import Profiling
-from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.recording import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.http.access import Authenticator, ClientSecret, ClientSecrets, presented_key

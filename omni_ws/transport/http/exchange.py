@@ -33,11 +33,15 @@ from omni_ws.core.quota import Share
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat, http_status
 from omni_ws.metrics import HTTP_METHODS, Metrics
-from omni_ws.service.failure import unexpected
+from omni_ws.service import unexpected
 from omni_ws.service.observing.accounts import level_of, take_place, take_trace, write_line
 from omni_ws.transport.http import access
-from omni_ws.transport.http.hang_up import Connections, PeerGone
-from omni_ws.transport.http.receiving import HttpInput, HttpOutput
+from omni_ws.transport.http.connections import (
+    Connections,
+    HttpInput,
+    HttpOutput,
+    PeerGone,
+)
 from omni_ws.transport.http.request import HeaderList, HttpRequest, error_body, error_headers
 from omni_ws.wire.frames import loads_object
 

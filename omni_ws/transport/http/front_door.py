@@ -82,15 +82,26 @@ from omni_ws.errors import (
     UpgradeRequired,
     http_status,
 )
-from omni_ws.service.failure import unexpected
+from omni_ws.service import unexpected
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
+from omni_ws.transport.http.connections import (
+    MAX_EMPTY_LINES,
+    Connections,
+    Deadline,
+    HangUp,
+    HttpInput,
+    HttpOutput,
+    OpenConnection,
+    PeerGone,
+    Recheck,
+    hang_up,
+    skip_empty_line,
+    strict_http,
+)
 from omni_ws.transport.http.exchange import JSON, HttpExchange, LogAccess, response_head, serve_exchange
-from omni_ws.transport.http.hang_up import Connections, Deadline, HangUp, OpenConnection, PeerGone, Recheck, hang_up
-from omni_ws.transport.http.receiving import HttpInput, HttpOutput
 from omni_ws.transport.http.request import HttpRequest, error_body, error_headers, protocol_failure, read_request
-from omni_ws.transport.http.strict_h11 import MAX_EMPTY_LINES, skip_empty_line, strict_http
 
 logger = logging.getLogger(__name__)
 

@@ -30,11 +30,15 @@ from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
 from omni_ws.core.request_input import InputState
 from omni_ws.errors import EngineFailed, InvalidRequest, OmniError, SessionExpired, SessionNotFound, ShuttingDown
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.output_log import Gate
+from omni_ws.service.conversation.begun_answer import ToldOutput
+from omni_ws.service.conversation.output_log import Gate, ServerMessage
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.told_outputs import ToldOutput
-from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record
+from omni_ws.service.sessions.keeper import (
+    find_record,
+    held_elsewhere,
+    store_errors,
+    take_record,
+)
 from omni_ws.service.sessions.session import refused_as_not_found
 from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
 from omni_ws.transport.http.exchange import to_thread_if_large

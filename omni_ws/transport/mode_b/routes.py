@@ -41,7 +41,6 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.openai_requests import (
     chat_options,
     configure,
@@ -49,15 +48,25 @@ from omni_ws.service.conversation.openai_requests import (
     ended_on_error,
     prepare_answer,
 )
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.transport.http.application import Application, FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import HttpRequest, error_object
 from omni_ws.transport.mode_b.keeper import ModeBKeeper
 from omni_ws.transport.mode_b.session import ModeBSession, ResultForm
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
-from omni_ws.transport.native.session import encode_message
-from omni_ws.transport.recording.recordings import HttpRecordings, recorded
+from omni_ws.transport.native.endpoint import (
+    NATIVE_PATH,
+    SUBPROTOCOL_BINARY,
+    check_enabled,
+    chosen_subprotocol,
+    encode_message,
+    refuse,
+)
+from omni_ws.transport.recording import (
+    HttpRecordings,
+    recorded,
+)
 from omni_ws.transport.routes.generation import slot_for_body
 from omni_ws.transport.routes.sole_request import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames

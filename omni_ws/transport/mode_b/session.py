@@ -33,8 +33,7 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import SavedError
-from omni_ws.service.conversation.output_log import Attachment, OutputLog, SavedOutput, StoredBytes
+from omni_ws.service.conversation.output_log import Attachment, OutputLog, SavedError, SavedOutput, StoredBytes
 from omni_ws.service.observing.observer import Origin, OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory

@@ -46,7 +46,11 @@ from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
-from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
+from omni_ws.transport.http.connections import (
+    HangUp,
+    Recheck,
+    hang_up,
+)
 from omni_ws.transport.native.keep_alive import KeepAlive, PeerRounds
 from omni_ws.wire.frames import max_frame_bytes
 

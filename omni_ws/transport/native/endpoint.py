@@ -1,32 +1,68 @@
-"""``/v1/streaming_input``: the front end of the native WebSocket, which opens and resumes sessions."""
+"""The native WebSocket, ``/v1/streaming_input``: its front end, which opens and resumes sessions; and WebSocketSession.
+
+WebSocketSession is the attachment of a session to a connection. The encoding of its messages is here, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from msgspec import UNSET, json, structs
+from msgspec import UNSET, Raw, json, structs
+from msgspec.json import encode
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import StreamingInputConfig
-from omni_ws.core.chunks import Modality, Task
+from omni_ws.core.chunks import (
+    AnswerWarning,
+    AnyOutput,
+    FinalChunk,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    Task,
+    Usage,
+)
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import (
+    ORDERLY_ENDS,
+    EngineOverloaded,
+    InvalidRequest,
     InvalidValue,
     NotFound,
     OmniError,
     ResyncRequired,
+    SessionConflict,
     SessionNotFound,
     SessionTimeout,
+    ShuttingDown,
+    SlowConsumer,
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
+from omni_ws.service import unexpected
+from omni_ws.service.conversation.openai_requests import (
+    GivenHistory,
+    check_history,
+    give_history,
+    told_history,
+)
+from omni_ws.service.conversation.output_log import (
+    InputHeard,
+    RequestWarning,
+    ServerMessage,
+)
 from omni_ws.service.observing.accounts import take_place, take_trace
-from omni_ws.service.observing.observer import Origin
+from omni_ws.service.observing.observer import Origin, OutputWritten
+from omni_ws.service.recording import SessionRecording
 from omni_ws.service.sessions.factory import STREAM_FORMATS
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
@@ -39,22 +75,493 @@ from omni_ws.transport.http.access import (
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import StreamConnection, stream_accepted
-from omni_ws.transport.native.keep_alive import AcknowledgementClock, PeerRounds
-from omni_ws.transport.native.session import WebSocketSession, updated_frame
-from omni_ws.transport.recording.recordings import begin_recording, recorded
+from omni_ws.transport.native.connection import ConnectedSession, StreamConnection, stream_accepted
+from omni_ws.transport.native.keep_alive import (
+    AcknowledgementClock,
+    Acknowledgements,
+    GroupedAcknowledgements,
+    PeerRounds,
+)
+from omni_ws.transport.recording import (
+    begin_recording,
+    recorded,
+)
+from omni_ws.wire.frames import (
+    CancelFrame,
+    ClientFrame,
+    ConfigPatch,
+    FinishFrame,
+    HistoryGetFrame,
+    HistoryTruncateFrame,
+    OutputAckFrame,
+    PingFrame,
+    RefusedChunk,
+    decode_frame,
+    decode_input,
+    encode_output_audio,
+)
+from omni_ws.wire.openai_requests import FIELD as HISTORY_ITEMS
 from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     Capabilities,
+    HistoryTruncatedFrame,
+    InputAckFrame,
+    OutputChunkFrame,
     Part,
     Parts,
+    PongFrame,
+    ServerFrame,
+    SessionClosingFrame,
     SessionCreatedFrame,
     SessionKeptFrame,
     SessionLimits,
+    SessionResumedFrame,
+    SessionUpdatedFrame,
+    UrlCitationFields,
+    UsageFields,
+    WarningFields,
     encode_frame,
+    encode_output,
     error_frame,
+    unset,
 )
 from omni_ws.wire.session_config import SessionConfig
+
+#: Close codes of a client that does not resume its session (RFC 6455, 7.4.1).
+_FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
+#: Close codes that the library sends to a client that would break the protocol again.
+_VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
+#: Most of the output that is written in one pass of the event loop. Then other connections have their share, and the
+#: socket may report that its buffer is full.
+WRITE_BATCH_BYTES: Final = 64 * 1024
+WRITE_BATCH_MESSAGES: Final = 128
+#: How long a client may take to read the last frames.
+GOODBYE_TIMEOUT_SEC: Final = 5.0
+REPLACED_CLOSE_CODE: Final = 4409
+DELETED_CLOSE_CODE: Final = 4404
+
+
+class WebSocketSession(ConnectedSession):
+    """The Attachment of a session to a native WebSocket: receives and sends frames, with backpressure and timers."""
+
+    _connection: StreamConnection
+
+    def __init__(
+        self,
+        connection: StreamConnection,
+        session: Session,
+        *,
+        binary_audio: bool,
+        ack_clock: AcknowledgementClock,
+        rounds: PeerRounds,
+    ) -> None:
+        """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
+        super().__init__(connection, session, rounds=rounds)
+        self._configuration = session.conversation.configuration
+        self._stream = session.conversation.stream
+        self._observed = session.conversation.observed
+        self._binary_audio = binary_audio
+        #: Whether messages of the outbox may be written to this connection: from ``run`` to ``_stop_writing``.
+        self._writing = False
+        #: Set when there is nothing left to write, or it cannot be written here.
+        self._emptied = asyncio.Event()
+        #: Whether frames are received and sent: True until ``_leave``.
+        self._serving = True
+        #: Done by ``_leave``. Its result is a function that closes the connection; None if the connection is lost.
+        self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
+        kind = Acknowledgements if session.keeper is None else GroupedAcknowledgements
+        self.acks = kind(self._stream, ack_clock.wait, self._acknowledge)
+
+    # life
+
+    async def run(self) -> None:
+        """Serve the session until the session or the connection is over, and close the connection with the code for it.
+
+        ``session.attach`` must have been called with this object.
+        """
+        try:
+            self._writing = True
+            self.output_ready()
+            self._connection.attach(self, self._conversation.account)
+            self._watch_peer()
+            close = await self._left
+            if close is not None:
+                await close()
+        finally:
+            self._leave(None)
+            self._ignore_peer()
+            self.acks.stop()
+            self._session.detach(self)
+
+    def _leave(self, close: Callable[[], Awaitable[None]] | None) -> None:
+        """Stop serving the session: ``run`` calls ``close``, and returns. Only the first call counts."""
+        if self._serving:
+            self._serving = False
+            if not self._left.done():  # it is cancelled with ``run``
+                self._left.set_result(close)
+
+    def session_over(self, error: OmniError | None) -> None:
+        if self._session.keeper is not None and self._session.keeper.handed_over:
+            self._stop_writing()
+            self._leave(self._close_handed_over)
+            return
+        self._leave(None if error is None else partial(self._close_with, error))
+
+    def replaced(self) -> None:
+        self._stop_writing()
+        self._leave(partial(self._close_left, "replaced", REPLACED_CLOSE_CODE))
+
+    def deleted(self) -> None:
+        self._stop_writing()
+        self._leave(partial(self._close_left, "deleted", DELETED_CLOSE_CODE))
+
+    def connection_closing(self) -> None:
+        self._stop_writing()
+        if not self._serving:
+            return
+        if not self._session.resumable or _ended_by_client(self._connection):
+            self._session.end(None)
+        else:
+            self._leave(None)
+            self._session.detach(self)
+
+    def receive_pong(self, data: bytes) -> None:
+        if self._serving and not data:  # another one may answer what was sent before the token, see ``answers``
+            self._session.confirm_token()
+
+    @property
+    def _listening(self) -> bool:
+        """Whether input counts: the session is not ending, and has no other connection."""
+        return self._serving and self._session.is_open
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        """Receive one whole message. Runs inside the callback of the socket, and raises nothing."""
+        if not self._serving or not self._session.is_open:
+            return
+        now, stream = self._connection.heard_at, self._stream
+        if self._session.spent_token is not None:
+            self._session.confirm_token()
+        try:
+            frame = decode_frame(data) if is_text else decode_input(data)
+            if (keeper := self._session.keeper) is not None and type(frame) is not PingFrame:
+                whole = data if type(data) is bytes else bytes(data)
+                keeper.receive(whole, is_text=is_text, again=type(frame) is InputChunk)
+            if type(frame) is InputChunk:
+                try:
+                    self._configuration.check_chunk(frame)
+                except InvalidRequest as refusal:
+                    assert frame.sequence_id is not None
+                    frame = RefusedChunk(frame.sequence_id, refusal.about(ref=frame.ref))
+            if type(frame) is InputChunk:
+                try:
+                    self._conversation.receive_chunk(frame, now=now)
+                except OmniError as error:
+                    if error.sequence_id in (None, frame.sequence_id):
+                        error.about(ref=frame.ref)
+                    raise
+            else:
+                self._receive_control(frame, now)
+        except InvalidRequest as error:
+            stream.touch(now=now)
+            self._outbox.put_nowait(error)
+        except Exception as error:
+            self._input_failed(error)
+            return
+        self.acks.received(now)
+        if self._outbox.full_since is not None or self._conversation.input_full():
+            self._pause_reading()
+
+    def receive_again(self, frames: Iterable[ReceivedFrame]) -> None:
+        """Receive frames that the client sent to another server, before the session is attached to this connection."""
+        for frame in frames:
+            self.receive_message(frame.data, is_text=frame.is_text)
+
+    def _input_failed(self, error: Exception) -> None:
+        match error:
+            case OmniError():
+                self._session.end(error)
+            case UnicodeDecodeError():
+                self._fail_connection(CloseCode.INVALID_DATA, "a text frame must be valid UTF-8")
+            case _:
+                self._session.end(unexpected(error, where="the input of a session"))
+
+    def _receive_control(self, frame: ClientFrame, now: float) -> None:
+        conversation = self._conversation
+        match frame:
+            case RefusedChunk(sequence_id=sequence_id, error=error):
+                try:
+                    conversation.refuse_chunk(sequence_id)
+                except OmniError as unusable:  # its number stays free, and only this error is reported
+                    unusable.about(ref=error.ref)
+                    raise
+                self._outbox.put_nowait(error)
+            case FinishFrame():
+                conversation.finish()
+            case CancelFrame(request_id=request_id):
+                conversation.cancel(request_id)
+            case HistoryTruncateFrame(request_id=request_id):
+                self._truncate_history(request_id)
+            case HistoryGetFrame(original=original):
+                self._outbox.put_nowait(told_history(conversation, original=original))
+                self._connection.end_pass()
+            case ConfigPatch(fields=fields):
+                self._configure(fields)
+                self._connection.end_pass()
+            case PingFrame(t=t):  # ``t`` is kept as JSON, which is smaller than the decoded value
+                self._outbox.put_nowait(PongFrame(t=Raw(encode(t)), server_time_ms=time.time_ns() // 1_000_000))
+            case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms, request_id=request_id):
+                if sequence_id is not None:
+                    self._outbox.acknowledge(sequence_id)
+                if played_ms is not None:
+                    conversation.report_playback(played_ms, request_id=request_id, sequence_id=sequence_id)
+            case _:
+                raise AssertionError(f"unexpected {frame!r}")
+        self._stream.touch(now=now)
+
+    def _configure(self, fields: Mapping[str, Any]) -> None:
+        items = fields.get(HISTORY_ITEMS)
+        earlier = GivenHistory() if items is None else check_history(self._conversation, items)
+        try:
+            config = self._conversation.configure(fields)
+        except EngineOverloaded as refusal:  # elsewhere it ends a session
+            self._outbox.put_nowait(refusal)
+            return
+        if any(earlier):
+            give_history(self._conversation, earlier)
+        self._outbox.put_nowait(updated_frame(config))
+        self._conversation.greet()
+
+    def _truncate_history(self, request_id: str) -> None:
+        try:
+            dropped = self._conversation.truncate_history(request_id)
+        except SessionConflict as refusal:  # elsewhere it ends a session
+            self._outbox.put_nowait(refusal)
+            return
+        ref = unset(self._conversation.ref_of(request_id))
+        self._outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped, ref=ref))
+
+    def _acknowledge(self) -> None:
+        if not self._listening:
+            return
+        ack = self._take_ack()
+        if self._session.keeper is not None:
+            self._session.keeper.when_settled(partial(self._send_ack, ack))
+        else:
+            self._send_ack(ack)
+
+    def _send_ack(self, ack: InputAckFrame) -> None:
+        if not self._listening or not self._writing:
+            return
+        if self._outbox or self._connection.paused or not self._connection.is_open:
+            self._outbox.put_nowait(ack)
+        else:  # the usual case: no message is before it
+            self._connection.write_message(encode_frame(ack), is_text=True)
+
+    def _take_ack(self) -> InputAckFrame:
+        self.acks.sent()
+        return self._conversation.take_ack()
+
+    def input_may_continue(self) -> None:
+        super().input_may_continue()
+        self._acknowledge()  # with the new credit
+
+    # output: what the outbox queues is written in the next pass of the event loop, one batch in each pass
+
+    def write_now(self, output: OutputChunk) -> bool:
+        if self._flush_scheduled or not self._writing or self._connection.paused or not self._connection.is_open:
+            return False
+        try:
+            self._write(output)
+        except Exception as error:
+            self._output_failed(error)
+        return True
+
+    resume_output = ConnectedSession.output_ready
+
+    def _stop_writing(self) -> None:
+        """Stop writing: the connection is closing, or another one has taken over the session."""
+        self._writing = False
+        self._emptied.set()
+
+    def write_resumed(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
+        """Write the frames that begin a resumed connection, and a ping.
+
+        The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
+        token.
+        """
+        connection = self._connection
+        if connection.is_open:
+            connection.write_message(encode_frame(resumed), is_text=True)
+            connection.write_message(encode_frame(ack), is_text=True)
+            connection.write_ping()
+
+    async def _close_with(self, error: OmniError) -> None:
+        """Write the remaining messages of an ended session, and close the connection with the code of ``error``."""
+        if isinstance(error, SlowConsumer):
+            self._drop(error)
+        elif isinstance(error, ORDERLY_ENDS):
+            self._session.announce_closing(error, 0)
+        self._emptied.clear()
+        self._flush()
+        if self._connection.is_open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
+                    await self._emptied.wait()
+        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
+
+    async def _close_left(self, reason: str, code: int) -> None:
+        """Close the connection, since the session is not its own any more, with its unwritten output."""
+        if self._connection.is_open:
+            closing = SessionClosingFrame(reason=reason, retryable=False, time_left_ms=0)
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_in_time(code, reason)
+
+    async def _close_handed_over(self) -> None:
+        """Close the connection, since the session was left in the store: another server goes on with it."""
+        error = ShuttingDown("the server is shutting down")
+        if self._connection.is_open:
+            closing = SessionClosingFrame(reason=error.code, retryable=True, time_left_ms=0, resume="now")
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
+
+    def _drop(self, error: OmniError) -> None:
+        """Discard the messages that the client has not read, and write the error in their place."""
+        self._outbox.clear()
+        if self._connection.is_open:
+            self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
+
+    def _flush(self) -> None:
+        """Write a batch of messages of the outbox, and schedule the next batch if there are more."""
+        self._flush_scheduled = False
+        try:
+            if self._writing and not self._connection.paused and self._connection.is_open:
+                self._write_batch()
+        except Exception as error:
+            self._output_failed(error)
+        if not self._outbox:
+            self._emptied.set()
+
+    def _write_batch(self) -> None:
+        """Write as many messages of the outbox as one pass of the event loop allows."""
+        size = 0
+        for _ in range(WRITE_BATCH_MESSAGES):
+            if size >= WRITE_BATCH_BYTES:
+                break
+            if (message := self._outbox.take()) is None:
+                return
+            size += self._write(message)
+        if self._outbox.ready:
+            self.output_ready()
+
+    def _write(self, message: ServerMessage) -> int:
+        """Write a message. Returns its size."""
+        data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+        self._connection.write_message(data, is_text=not is_binary)
+        if self._observed.observers.listening_to_outputs and isinstance(message, AnyOutput):
+            self._observed.notify(OutputWritten(message))
+        return len(data)
+
+    def _output_failed(self, error: Exception) -> None:
+        # Not here: this may run inside the conversation.
+        self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))
+
+    def _fail_connection(self, code: CloseCode, reason: str) -> None:
+        self._connection.fail(code, reason)
+        self.connection_closing()
+
+
+def _ended_by_client(connection: StreamConnection) -> bool:
+    """Return whether the client closed on purpose, or broke the protocol. Otherwise the network may have failed."""
+    protocol = connection.protocol
+    if protocol.close_rcvd is not None:
+        return protocol.close_rcvd.code in _FAREWELLS
+    return protocol.close_sent is not None and protocol.close_sent.code in _VIOLATIONS
+
+
+# Messages as frames.
+
+
+def updated_frame(
+    config: SessionConfig, *, kind: type[SessionUpdatedFrame] = SessionUpdatedFrame, **more: Any
+) -> SessionUpdatedFrame:
+    """Return the frame that tells a client its configuration, with ``more`` fields."""
+    return kind(**{name: getattr(config, name) for name in config.__struct_fields__}, **more)
+
+
+def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
+    """Encode a message as a frame of the native protocol. Returns the frame, and whether it is a binary one."""
+    if isinstance(message, OutputChunk):
+        if binary_audio and message.modality is OutputModality.AUDIO:
+            return encode_output_audio(message), True
+        return encode_output(message), False
+    if isinstance(message, FinalChunk):
+        return encode_frame(_final(message)), False
+    if isinstance(message, RequestWarning):
+        message = message.error
+    if isinstance(message, OmniError):
+        return encode_frame(error_frame(message)), False
+    assert not isinstance(message, InputHeard), "no client of this protocol asks for it"
+    return encode_frame(message), False
+
+
+def _final(chunk: FinalChunk) -> ServerFrame:
+    return OutputChunkFrame(
+        request_id=chunk.request_id,
+        sequence_id=chunk.sequence_id,
+        final=True,
+        finish_reason=chunk.finish_reason,
+        usage=usage_fields(chunk.usage),
+        # Failures, of the input or of parts of the engine, were told as they came.
+        warnings=[
+            WarningFields(code=one.code, message=one.message, param=one.param)
+            for one in chunk.warnings
+            if isinstance(one, AnswerWarning)
+        ]
+        or UNSET,
+        annotations=[
+            UrlCitationFields(
+                title=one.title,
+                url=one.url,
+                start_index=one.start,
+                end_index=one.end,
+                license=unset(one.license),
+            )
+            for one in chunk.citations
+        ]
+        or UNSET,
+        ref=unset(chunk.ref),
+        turn_id=unset(chunk.turn_id),
+        times=dict(chunk.times) or UNSET,
+    )
+
+
+def usage_fields(usage: Usage) -> UsageFields:
+    """Return the usage as the fields of a final frame."""
+    return UsageFields(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        total_tokens=usage.total_tokens,
+        input_audio_ms=usage.input_audio_ms,
+        output_audio_ms=usage.output_audio_ms,
+        input_after_start_bytes=usage.input_after_start_bytes,
+        cached_tokens=unset(usage.cached_tokens),
+    )
+
+
+def record_message(recording: SessionRecording | None, message: ServerMessage) -> None:
+    """Record a message of a session that is recorded. The sound in it is left out: the connection's own has it."""
+    if recording is None or isinstance(message, InputHeard | BackchannelFrame):
+        return
+    if isinstance(message, OutputChunk) and message.modality is OutputModality.AUDIO:
+        message = structs.replace(message, payload=b"")
+    recording.told(encode_message(message, binary_audio=False)[0])
+
+
+# ``/v1/streaming_input``: the front end of the native WebSocket, which opens and resumes sessions.
+
 
 #: A function that creates the WebSocketSession of a connection and its session.
 _Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]

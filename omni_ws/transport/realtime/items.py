@@ -26,9 +26,9 @@ from omni_ws.core.history import ALL_ROLES, Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service import new_id
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.failure import new_id
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_event, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig

@@ -17,8 +17,14 @@ from msgspec import Struct, msgpack
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.errors import SessionNotFound, UnsupportedParameter
-from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record, token_digest
+from omni_ws.service import unexpected
+from omni_ws.service.sessions.keeper import (
+    find_record,
+    held_elsewhere,
+    store_errors,
+    take_record,
+    token_digest,
+)
 from omni_ws.service.sessions.session import Session, refused_as_not_found
 from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
 from omni_ws.transport.http.exchange import to_thread_if_large

@@ -1,21 +1,41 @@
-"""TranslationDialect: translates the events of ``/v1/realtime/translations`` to and from a conversation."""
+"""``/v1/realtime/translations``: OpenAI's translation sessions over WebSocket, their dialect, and their secrets."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
+import msgspec
+
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, Task, WordsKnown
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.engine.base import AnswerOptions
-from omni_ws.engine.llm.coming import has_model
+from omni_ws.engine.composed.parts import has_model
 from omni_ws.errors import InvalidValue, OmniError, UnknownType, UnsupportedParameter
-from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
-from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session
+from omni_ws.service import new_id
+from omni_ws.service.conversation.output_log import (
+    InputHeard,
+    RequestWarning,
+    ServerMessage,
+)
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.transport.http.access import (
+    MAX_BODY_BYTES,
+    ClientSecret,
+    issued,
+)
+from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.items import Event, SessionDialect
+from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import read
 from omni_ws.wire.realtime_session import (
@@ -23,6 +43,7 @@ from omni_ws.wire.realtime_session import (
     TranslationAbilities,
     TranslationFields,
     merged_translation,
+    read_client_secret,
     translation_config,
     translation_object,
 )
@@ -206,3 +227,84 @@ class TranslationDialect(SessionDialect):
         self._told[chunk.modality] = chunk.request_id
         apart = before not in (None, chunk.request_id) and not chunk.text[:1].isspace()
         return {"type": kind, "delta": f" {chunk.text}" if apart else chunk.text, "elapsed_ms": self._elapsed_ms}
+
+
+# ``/v1/realtime/translations``: the front end of OpenAI's translation sessions over WebSocket, and their secrets.
+
+
+TRANSLATIONS_PATH: Final = "/v1/realtime/translations"
+TRANSLATION_SECRETS_PATH: Final = "/v1/realtime/translations/client_secrets"
+#: Label of the sessions in metrics and logs.
+TRANSLATION_ORIGIN: Final = "translation"
+#: The name of the model for a client that names none.
+DEFAULT_MODEL: Final = "gpt-realtime-translate"
+#: A client secret's kind, see ClientSecret.
+TRANSLATION: Final = "translation"
+
+
+class Translations(SessionFrontEnd):
+    """The front end of translation sessions: accepts their handshakes, and creates client secrets for them."""
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, Sessions(app.sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
+        self._rounds = PeerRounds.configured(self._config.streaming_input)
+
+    def register(self, router: Router) -> None:
+        if self._config.streaming_input.enabled:
+            router.add("GET", TRANSLATIONS_PATH, needs_upgrade)
+            router.add_websocket(TRANSLATIONS_PATH, self.upgrade)
+            router.add("POST", TRANSLATION_SECRETS_PATH, self.create_secret)
+
+    # sessions
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
+        key, secret = self._identified(request, TRANSLATION)
+        model, bound = DEFAULT_MODEL, TranslationFields()
+        if secret is not None:
+            model, bound = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
+        model = request.query.get("model") or model
+        self._sessions.any_model.check(model)
+        serve = partial(serve_session, request.client, partial(self._begin, key, request.client, bound, model))
+        return accepted(request, self._sessions, key, serve=serve, route=TRANSLATIONS_PATH)
+
+    async def _begin(
+        self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
+    ) -> RealtimeConnection:
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` and the dialect raise."""
+        session = await self._live.admit(key, client=address)
+        try:
+            dialect = TranslationDialect(session, self._sessions, bound, model=model)
+        except OmniError:
+            session.end(None)
+            raise
+        attachment = RealtimeConnection(connection, session, dialect, rounds=self._rounds)
+        session.attach(attachment)
+        return attachment
+
+    # client secrets
+
+    async def create_secret(self, exchange: HttpExchange) -> None:
+        """Create a client secret.
+
+        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of settings that are
+        not accepted, or of a server that cannot translate.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        check_translates(self._sessions)
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        given: Mapping[str, Any] = body.session or {}
+        model = read(given.get("model") or DEFAULT_MODEL, str, "session.model")
+        self._sessions.any_model.check(model)
+        session = merged_translation(TranslationFields(), given)
+        self._sessions.configuration(STREAM_FORMATS, any_model=True).apply(
+            translation_settings(session, self._sessions)
+        )
+        secret = ClientSecret(key=key, session=msgspec.json.encode((model, session)), kind=TRANSLATION)
+        told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
+        shown = translation_object(
+            session, session_id=new_id("sess_"), model=model, expires_at=told["expires_at"] + MAX_SESSION_SEC
+        )
+        await exchange.respond_json(200, {**told, "session": shown}, [("Cache-Control", "no-store")])

@@ -20,11 +20,10 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
 
-from omni_ws.calls.files import describe, summary, transcript, write_zip
+from omni_ws.calls.files import describe, summary, transcript, write_wav, write_zip
 from omni_ws.calls.forking import ANSWER_RATE, SPOKEN_RATE, ForkPoint, can_fork, fork_point
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading, glance
-from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import key_name
 from omni_ws.core.chunks import (
     AudioEncoding,
@@ -47,22 +46,23 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.given_history import check_history, give_history
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.recording.recorder import ConnectionRecording
+from omni_ws.service.conversation.openai_requests import (
+    check_history,
+    give_history,
+)
+from omni_ws.service.conversation.output_log import ServerMessage
+from omni_ws.service.recording import ConnectionRecording
 from omni_ws.transport.http.access import is_allowed_origin
 from omni_ws.transport.http.application import Application, FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.session import record_message
-from omni_ws.transport.realtime.live import session_of
-from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
+from omni_ws.transport.native.endpoint import record_message
+from omni_ws.transport.realtime.live import LIVE_PATH, session_of
 from omni_ws.transport.routes.generation import GenerationRoutes
-from omni_ws.transport.routes.operations import check_operator
-from omni_ws.transport.routes.pages import send_page_file
+from omni_ws.transport.routes.operations import check_operator, send_page_file
 from omni_ws.transport.routes.sole_request import SoleRequest, next_message
-from omni_ws.wire.history_items import FIELD
 from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.openai_requests import FIELD
 
 #: How long an answer may take after the end of the user's turn.
 ANSWER_SEC: Final = 120.0

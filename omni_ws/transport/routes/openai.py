@@ -20,6 +20,7 @@ from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedModality, UnsupportedParameter
+from omni_ws.service import new_id
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import (
     chat_options,
@@ -28,12 +29,11 @@ from omni_ws.service.conversation.openai_requests import (
     ended_on_error,
     prepare_answer,
 )
-from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
 from omni_ws.transport.http.application import Application, Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
 from omni_ws.transport.http.media_fetch import MediaReader
-from omni_ws.transport.recording.recordings import is_whole_json
+from omni_ws.transport.recording import is_whole_json
 from omni_ws.transport.routes.generation import (
     GenerationRoutes,
     encode_audio_file,
@@ -50,7 +50,6 @@ from omni_ws.transport.routes.sole_request import (
     collect_answer,
     write_raw_audio,
 )
-from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_requests import (
     TIMED_FORMATS,
@@ -79,6 +78,7 @@ from omni_ws.wire.openai_responses import (
     TranscriptionEvents,
     audio_id,
 )
+from omni_ws.wire.session_config import is_mcp
 from omni_ws.wire.streaming_body import FORM_TYPE
 
 

@@ -16,14 +16,20 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import AnyOutput, FinalChunk, FinishReason, InputChunk, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.service import unexpected
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ServerMessage, message_cost
-from omni_ws.service.conversation.output_log import Attachment
-from omni_ws.service.failure import unexpected
-from omni_ws.service.mcp.servers import ToolServers
+from omni_ws.service.conversation.output_log import (
+    Attachment,
+    ServerMessage,
+    message_cost,
+)
+from omni_ws.service.mcp import ToolServers
 from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.transport.http.connections import (
+    Deadline,
+    PeerGone,
+)
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.hang_up import Deadline, PeerGone
 from omni_ws.transport.http.request import error_object
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally

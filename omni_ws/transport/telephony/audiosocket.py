@@ -17,15 +17,14 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.failure import unexpected
+from omni_ws.service import unexpected
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.application import Application
 from omni_ws.transport.native.connection import Pause
 from omni_ws.transport.native.keep_alive import NO_PINGS
-from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.native.tcp_link import TcpLink, TcpPort
-from omni_ws.transport.recording.recordings import begin_recording
+from omni_ws.transport.native.tcp_link import Playout, TcpLink, TcpPort
+from omni_ws.transport.recording import begin_recording
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
 logger = logging.getLogger(__name__)

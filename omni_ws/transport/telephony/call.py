@@ -17,13 +17,13 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioFormat, FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, StartTrigger
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.application import Application, SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
+from omni_ws.transport.native.endpoint import record_message
 from omni_ws.transport.native.keep_alive import PeerRounds
-from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.native.session import record_message
+from omni_ws.transport.native.tcp_link import Playout
 from omni_ws.wire.server_frames import (
     ResponseStartedFrame,
     SpeechConfirmedFrame,

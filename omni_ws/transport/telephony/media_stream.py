@@ -30,16 +30,19 @@ from omni_ws.errors import (
     UnsupportedFormat,
     websocket_close_code,
 )
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.failure import unexpected
+from omni_ws.service import unexpected
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS
 from omni_ws.transport.http.application import Application, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection, stream_accepted
 from omni_ws.transport.native.keep_alive import PeerRounds
-from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.recording.recordings import begin_recording, recorded
+from omni_ws.transport.native.tcp_link import Playout
+from omni_ws.transport.recording import (
+    begin_recording,
+    recorded,
+)
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"

@@ -23,7 +23,7 @@ from omni_ws.errors import (
 )
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
-from omni_ws.service.failure import new_id
+from omni_ws.service import new_id
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.application import Application, Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
@@ -31,12 +31,26 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import PeerRounds
 from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
-from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
-from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
+from omni_ws.transport.realtime.live import (
+    FORK_PATH,
+    LIVE_PATH,
+    LiveDialect,
+    live_id,
+    session_of,
+)
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.session import CALL_ID, REALTIME_ORIGIN, REALTIME_PATH, RealtimeCaller, accepted
-from omni_ws.transport.realtime.sideband import Sideband
-from omni_ws.transport.recording.recordings import begin_recording, recorded_channel
+from omni_ws.transport.realtime.session import (
+    CALL_ID,
+    REALTIME_ORIGIN,
+    REALTIME_PATH,
+    RealtimeCaller,
+    Sideband,
+    accepted,
+)
+from omni_ws.transport.recording import (
+    begin_recording,
+    recorded_channel,
+)
 from omni_ws.wire.frames import loads_object
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, read
@@ -174,7 +188,7 @@ class WebrtcCalls(SessionFrontEnd):
 
         def make(session: Session, channel: CallChannel) -> Call:
             nonlocal dialect
-            from omni_ws.transport.webrtc.live_call import LiveCall
+            from omni_ws.transport.webrtc.call import LiveCall
 
             most = None if key is None else key.max_session_sec
             media = AudioFormat(sample_rate=24_000)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.whisper_model import copied_at_end, without_repeats
+from omni_ws.engine.asr.whisper import (
+    copied_at_end,
+    without_repeats,
+)
 
 
 def scored(text: str, times: list[int]) -> list[Word]:

@@ -32,8 +32,7 @@ from support.until import until, until_heard
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Task
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper import UrgentFirst, WhisperRecogniser
-from omni_ws.engine.asr.whisper_model import whisper_problem
+from omni_ws.engine.asr.whisper import UrgentFirst, WhisperRecogniser, whisper_problem
 from omni_ws.engine.base import EngineState, TranscriptOutput
 
 pytestmark = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from omni_ws.engine.asr.whisper_model import (
+from omni_ws.engine.asr.whisper import (
     MARGIN_OF_CHANGE,
     POSSIBLE_LANGUAGE,
     SURE_OF_LANGUAGE,

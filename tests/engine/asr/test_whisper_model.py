@@ -15,8 +15,8 @@ import pytest
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm, clip_samples, noises, word_errors
 
-from omni_ws.engine.asr import whisper_model
-from omni_ws.engine.asr.whisper_model import (
+from omni_ws.engine.asr import whisper
+from omni_ws.engine.asr.whisper import (
     _BYTES,
     LONGEST_SEC,
     WhisperModel,
@@ -129,7 +129,7 @@ def test_a_text_is_told_before_its_times_unless_they_may_change_it(
     repeats: bool,
 ) -> None:
     if repeats:
-        monkeypatch.setattr(whisper_model, "copied_at_end", lambda words: 1)
+        monkeypatch.setattr(whisper, "copied_at_end", lambda words: 1)
     told: list[WhisperTranscript] = []
     heard = transcripts["goforward"]
     assert model.transcribe(clip_samples("goforward"), tell=told.append) == heard

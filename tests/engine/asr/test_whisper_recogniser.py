@@ -22,8 +22,7 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word, heard_language
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser
-from omni_ws.engine.asr.whisper_model import WhisperTranscript
+from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser, WhisperTranscript
 from omni_ws.engine.base import HeardLanguage
 from omni_ws.errors import EngineFailed, EngineOverloaded
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper import WhisperRecogniser
-from omni_ws.engine.asr.whisper_model import whisper_folder, whisper_problem
+from omni_ws.engine.asr.whisper import (
+    WhisperRecogniser,
+    whisper_folder,
+    whisper_problem,
+)
 from omni_ws.engine.base import EngineState
 from omni_ws.errors import EngineFailed
 
@@ -32,7 +35,7 @@ async def test_without_weights_the_start_says_how_to_fetch_them(model: str, weig
 
 
 async def test_without_the_package_the_start_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.asr.whisper_model.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.engine.asr.whisper.find_spec", lambda name: None)
     with pytest.raises(EngineFailed, match=r"Whisper needs the package ctranslate2: .+ -m pip install omni-ws$"):
         await RecogniserEngine(WhisperRecogniser()).start()
     assert (whisper_problem() or "").startswith("Whisper needs the package")

@@ -15,7 +15,7 @@ from benchmarks.speech.wordless import SOUNDS
 from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
-from omni_ws.weights.sources import WeightsError
+from omni_ws.weights import WeightsError
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

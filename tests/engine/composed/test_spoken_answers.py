@@ -32,8 +32,8 @@ from omni_ws.engine.base import (
 from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.stages import _spoken_pieces
+from omni_ws.engine.remote.engine import RemoteVoice
 from omni_ws.engine.remote.settings import RemoteTtsSettings
-from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess

@@ -22,10 +22,16 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptGuess,
 )
-from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
-from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.clauses import (
+    ContinuedInput,
+    EarlierParts,
+)
+from omni_ws.engine.composed.engine import (
+    MAX_KEPT_BYTES,
+    MOST_TRIES,
+    ComposedEngine,
+)
 from omni_ws.engine.composed.parts import MOST_AHEAD, AheadLoad
-from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -294,7 +300,7 @@ async def test_tries_are_bounded() -> None:
 
 
 async def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.composed.ahead_stage.OUTPUT_BYTES", 1280)
+    monkeypatch.setattr("omni_ws.engine.composed.engine.OUTPUT_BYTES", 1280)
     talk = Talk(RetortEngine(" ".join(["word"] * 5000)))
     await talk.say(speech("go"), PAUSE)
     assert talk.llm.active_requests == 2  # the one ahead waits

@@ -24,12 +24,15 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.parts import ComingState
 from omni_ws.engine.llm import auto_llm as module
 from omni_ws.engine.llm.auto_llm import AutoLlm, Found, Plan
-from omni_ws.engine.llm.coming import ComingState
 from omni_ws.engine.llm.rules_engine import RulesFirst
 from omni_ws.errors import EngineFailed, SessionConflict
-from omni_ws.weights.sources import Progress, WeightsError
+from omni_ws.weights import (
+    Progress,
+    WeightsError,
+)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.engine.llm.encyclopedia import described
+from omni_ws.engine.llm.questions import described
 
 NAMES = frozenset(
     ("French", "Roman", "American", "European", "English", "Ukrainian", "Ugandan", "Urdu", "King", "President", "North")

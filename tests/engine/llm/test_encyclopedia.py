@@ -15,9 +15,17 @@ from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.composed.parts import parts_of
-from omni_ws.engine.llm.encyclopedia import Article, Encyclopedia, first_sentence, load_encyclopedia
-from omni_ws.engine.llm.rules import answer, exact_answer
-from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.llm.questions import (
+    Article,
+    Encyclopedia,
+    first_sentence,
+    load_encyclopedia,
+)
+from omni_ws.engine.llm.rules_engine import (
+    RulesEngine,
+    answer,
+    exact_answer,
+)
 
 NOW = datetime(2031, 3, 4, 15, 7)
 CREDITED = "rules and Wikipedia (CC BY-SA 4.0)"
@@ -204,7 +212,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(summaries: Path, monkeyp
     def refuse(*arguments: Any) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("omni_ws.engine.llm.encyclopedia.replace_file", refuse)
+    monkeypatch.setattr("omni_ws.engine.llm.questions.replace_file", refuse)
     assert reply("What is Mars?", load_encyclopedia(summaries)) == "Mars is the fourth planet from the Sun."
     assert list(summaries.parent.iterdir()) == [summaries]
 

@@ -18,8 +18,14 @@ from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.llm import auto_llm as module
 from omni_ws.engine.llm.auto_llm import FetchedMind
-from omni_ws.weights.cache import WeightsCache
-from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, WeightsError, read_lock
+from omni_ws.weights import (
+    Fetching,
+    OfficialSource,
+    PinnedWeights,
+    WeightsCache,
+    WeightsError,
+    read_lock,
+)
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
@@ -241,7 +247,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         f"sys.path.insert(0, {os.fspath(Path(__file__).parents[2])!r})\n"
         "from pathlib import Path\n"
         "from engine.llm import test_fetched_mind as test\n"
-        "from omni_ws.weights.sources import Fetching\n"
+        "from omni_ws.weights import Fetching\n"
         f"weights = test.pinned({server.url!r})\n"
         "test.module.pinned_weights = lambda: weights\n"
         f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -19,10 +19,16 @@ from support.real_models import fetched
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
-from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
-from omni_ws.engine.llm.plain_words import plain_words
-from omni_ws.engine.llm.rules import answer, catalogue
+from omni_ws.engine.asr.whisper import WhisperModel
+from omni_ws.engine.llm.computed import (
+    SAYINGS,
+    UNKNOWN,
+)
+from omni_ws.engine.llm.questions import plain_words
+from omni_ws.engine.llm.rules_engine import (
+    answer,
+    catalogue,
+)
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 

@@ -14,9 +14,9 @@ from support.moving_session import final_of, text_told, told
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.core.history import Message
+from omni_ws.engine.answer_limit import go_on
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -2,8 +2,11 @@ import random
 
 import pytest
 
-from omni_ws.engine.llm.plain_words import expanded
-from omni_ws.engine.llm.rules import Misspelled, catalogue
+from omni_ws.engine.llm.questions import expanded
+from omni_ws.engine.llm.rules_engine import (
+    Misspelled,
+    catalogue,
+)
 
 PHRASES = [sentence for intent in catalogue() for phrase in intent.phrases for sentence in expanded(phrase)]
 UNKNOWN = (

@@ -11,9 +11,19 @@ import pytest
 from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
-from omni_ws.engine.llm.intents.letters import MAX_COUNT
-from omni_ws.engine.llm.intents.told import RIDDLES, UNKNOWN
-from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_HEARD, NOTHING_WRITTEN, TOO_LONG, answer, catalogue
+from omni_ws.engine.llm.computed import (
+    MAX_COUNT,
+    RIDDLES,
+    UNKNOWN,
+)
+from omni_ws.engine.llm.rules_engine import (
+    MAX_REQUEST,
+    NOTHING_HEARD,
+    NOTHING_WRITTEN,
+    TOO_LONG,
+    answer,
+    catalogue,
+)
 
 NOW = datetime(2031, 3, 4, 15, 7)
 SAYS = {intent.name: intent.says for intent in catalogue()}

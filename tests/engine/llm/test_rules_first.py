@@ -15,7 +15,10 @@ from support.part_engines import RetortEngine
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.encyclopedia import Article, Encyclopedia
+from omni_ws.engine.llm.questions import (
+    Article,
+    Encyclopedia,
+)
 from omni_ws.engine.llm.rules_engine import SPOKEN_SEC, RulesFirst
 
 OWN = "Answer briefly."

@@ -18,11 +18,11 @@ from transformers.generation.logits_process import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from omni_ws.engine.omni.checkpoint import CheckpointTensors  # noqa: E402
 from omni_ws.engine.omni.step_process import TalkerSettings  # noqa: E402
 from omni_ws.engine.omni.talker_network import SamplingState, gumbel_noise  # noqa: E402
 from omni_ws.engine.omni.transformer import (  # noqa: E402
     BlockShape,
+    CheckpointTensors,
     Experts,
 )
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.prompt_reading import (
+from omni_ws.engine.omni.step_process import PromptRows
+from omni_ws.engine.omni.talker_network import (
     NONE,
     RowQueue,
     TalkerRows,
     UserTurnsReader,
     WholePromptReader,
 )
-from omni_ws.engine.omni.step_process import PromptRows
 from omni_ws.errors import InvalidValue
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91

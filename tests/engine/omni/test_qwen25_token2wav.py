@@ -22,18 +22,21 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from support.vocoder_runs import Sound, difference, finish, joined  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
-from omni_ws.engine.omni.checkpoint import default_speaker, load_speakers  # noqa: E402
 from omni_ws.engine.omni.step_process import VocoderInput  # noqa: E402
-from omni_ws.engine.omni.token2wav import (  # noqa: E402
+from omni_ws.engine.omni.transformer import (  # noqa: E402
+    default_speaker,
+    load_speakers,
+)
+from omni_ws.engine.omni.vocoder import (  # noqa: E402
     MOST_WAITING,
     STREAMING,
     MelWindow,
     Qwen25Token2Wav,
     RungeKutta,
+    StepGraphs,
     Token2WavNetwork,
     WindowPlan,
 )
-from omni_ws.engine.omni.vocoder import StepGraphs  # noqa: E402
 from omni_ws.errors import EngineOverloaded, InvalidValue  # noqa: E402
 
 pytestmark = pytest.mark.vllm

@@ -31,15 +31,16 @@ from support.omni_talkers import greedy  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
-from omni_ws.engine.channel import Stage, pipeline  # noqa: E402
-from omni_ws.engine.frame_chunks import frames_link  # noqa: E402
+from omni_ws.engine.channel import (  # noqa: E402
+    Stage,
+    frames_link,
+    pipeline,
+)
 from omni_ws.engine.omni import slot_talker  # noqa: E402
-from omni_ws.engine.omni.stages import (  # noqa: E402
+from omni_ws.engine.omni.step_process import (  # noqa: E402  # noqa: E402
+    AnswerEnd,
     OmniTalker,
     VocoderStage,
-)
-from omni_ws.engine.omni.step_process import (  # noqa: E402
-    AnswerEnd,
 )
 
 
@@ -145,7 +146,7 @@ def talker(family: Family) -> LoadedModel:
 @cache
 def vocoder(family: Family) -> LoadedModel:
     """As it is loaded, but for the solver's steps, of which there is one and not nine."""
-    with patch("omni_ws.engine.omni.token2wav.ODE_STEPS", 2):
+    with patch("omni_ws.engine.omni.vocoder.ODE_STEPS", 2):
         return slot_talker.vocoder(str(omni_checkpoint(family)), 2)
 
 

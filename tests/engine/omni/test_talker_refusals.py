@@ -21,9 +21,9 @@ from support.omni_talkers import LONGEST, PRECISE, SLOTS, Driven, greedy, long_p
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
-from omni_ws.engine.omni.checkpoint import CheckpointTensors  # noqa: E402
 from omni_ws.engine.omni.slot_talker import load_talker, talker_memory  # noqa: E402
 from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, TalkerItem  # noqa: E402  # noqa: E402
+from omni_ws.engine.omni.transformer import CheckpointTensors  # noqa: E402
 from omni_ws.errors import EngineOverloaded, InvalidValue  # noqa: E402
 
 pytestmark = pytest.mark.vllm

@@ -20,18 +20,20 @@ from support.until import until
 
 from omni_ws.engine import child
 from omni_ws.engine.base import PartFailed
-from omni_ws.engine.channel import Channel, Outputs, pipeline
-from omni_ws.engine.frame_chunks import frames_link
-from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, VocoderStage
+from omni_ws.engine.channel import Channel, Outputs, frames_link, pipeline
 from omni_ws.engine.omni.step_process import (
+    ROWS_LINK,
     AnswerEnd,
     AnswerRows,
     Codes,
     CodesEnd,
+    OmniTalker,
     PromptReset,
     PromptRows,
+    SpeechPart,
     StepProcess,
     TalkerItem,
+    VocoderStage,
 )
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 

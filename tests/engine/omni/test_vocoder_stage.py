@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 from support.engine_answers import Answer, reading
 
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.channel import Channel, pipeline
-from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
-from omni_ws.engine.omni.stages import VocoderStage
-from omni_ws.engine.omni.step_process import Codes, CodesEnd, StepProcess, VocoderInput
+from omni_ws.engine.channel import (
+    Channel,
+    ChunkPolicy,
+    frames_link,
+    pipeline,
+)
+from omni_ws.engine.omni.step_process import Codes, CodesEnd, StepProcess, VocoderInput, VocoderStage
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
 

@@ -44,8 +44,8 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote import recogniser as remote_recogniser
-from omni_ws.engine.remote.recogniser import RemoteRecogniser
+from omni_ws.engine.remote import engine as remote_recogniser
+from omni_ws.engine.remote.engine import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.upstream import Upstream
 from omni_ws.errors import (

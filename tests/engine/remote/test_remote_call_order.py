@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_ws.engine.remote.request_body import with_results
+from omni_ws.engine.remote.settings import with_results
 
 
 def user(text: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from support.engine_answers import BOTH, Answer, asking
 from support.scripted_upstream import ScriptedUpstream, delta, finish, refuses, remote_llm, says, streams, usage
 
 from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.answer_limit import go_on
 from omni_ws.engine.base import AnswerOptions, OutputWriter, StructuredOutput
-from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 

@@ -9,7 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools, stream_error
+from omni_ws.engine.remote.event_stream import (
+    refusal,
+    retry_after_seconds,
+    says_no_tools,
+    stream_error,
+)
 from omni_ws.errors import (
     ContextLengthExceeded,
     EmptyInput,

@@ -21,9 +21,14 @@ from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import GenerationRequest
-from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
-from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings
+from omni_ws.engine.remote.settings import (
+    Dialect,
+    Prompt,
+    RemoteLlmSettings,
+    chat_body,
+    read_prompt,
+)
+from omni_ws.engine.threads import MediaRoom
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
 TONE = (np.sin(np.arange(16_000) / 9) * 20_000).astype("<i2")

@@ -8,7 +8,10 @@ from threading import current_thread, main_thread
 import pytest
 
 from omni_ws.core.chunks import Word
-from omni_ws.engine.spoken.lexicon import lexicon_of, prepare
+from omni_ws.engine.spoken.languages import (
+    lexicon_of,
+    prepare,
+)
 from omni_ws.engine.spoken.speakable_text import SpeakableText, Spoken, WrittenWords
 
 LEXICON = {
@@ -167,7 +170,7 @@ def test_a_lexicon_is_made_once_for_all_answers() -> None:
 
 async def test_a_long_lexicon_is_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
-    noted = "omni_ws.engine.spoken.lexicon.lexicon_of"
+    noted = "omni_ws.engine.spoken.languages.lexicon_of"
     monkeypatch.setattr(noted, lambda entries: made.append(current_thread() is main_thread()))
     await prepare({str(number): "x" for number in range(40)})
     assert made == []  # where it is first used

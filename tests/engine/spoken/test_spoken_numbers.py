@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.spoken.english_numbers import ABBREVIATIONS, SHORT_WORDS, TITLES, UNITS
+from omni_ws.engine.spoken.english import (
+    ABBREVIATIONS,
+    SHORT_WORDS,
+    TITLES,
+    UNITS,
+)
 from omni_ws.engine.spoken.speakable_text import SpeakableText, Spoken, spoken_form
 
 with (Path(__file__).parents[2] / "data/spoken_numbers.tsv").open(encoding="utf-8", newline="") as table:

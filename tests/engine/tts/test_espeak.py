@@ -2,7 +2,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from omni_ws.engine.tts.espeak import Espeak, WordTimes
+from omni_ws.engine.tts.voice_worker import (
+    Espeak,
+    WordTimes,
+)
 
 Event = tuple[str, int] | tuple[str, int, int]
 

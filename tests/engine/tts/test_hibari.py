@@ -16,8 +16,11 @@ from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
 
 from omni_ws.audio.pcm import resampled
-from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
+from omni_ws.engine.asr.whisper import WhisperModel
+from omni_ws.engine.tts.neural import (
+    SAMPLE_RATE,
+    Hibari,
+)
 from omni_ws.engine.tts.synthesiser import NoVoice, Speak, SpokenWord
 
 pytestmark = [pytest.mark.slow]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("hibari")
 
-from omni_ws.engine.tts.hibari import hibari_g2p
+from omni_ws.engine.tts.neural import hibari_g2p
 
 pytestmark = pytest.mark.slow  # dictionaries of 270,000 entries, in both forms
 

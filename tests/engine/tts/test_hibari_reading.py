@@ -12,7 +12,11 @@ from support.odd_texts import ODD_TEXTS
 
 pytest.importorskip("hibari")
 
-from omni_ws.engine.tts.hibari import MAX_PHONEMES, HibariReader, ReadPiece
+from omni_ws.engine.tts.neural import (
+    MAX_PHONEMES,
+    HibariReader,
+    ReadPiece,
+)
 
 pytestmark = pytest.mark.slow  # its dictionary takes a second to load
 

@@ -20,8 +20,8 @@ from support.until import until
 from benchmarks.server_process import scheduled_seconds
 from omni_ws.client import AudioChunk, Final, connect
 from omni_ws.config import ConfigurationError, load
+from omni_ws.config.loading import check_available
 from omni_ws.config.model import VoiceChoice
-from omni_ws.config.startup import check_available
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts import voice_process

@@ -9,7 +9,7 @@ from omni_ws.engine.tts.synthesiser import PronouncedWord
 pytest.importorskip("hibari")
 pytest.importorskip("onnxruntime")
 
-from omni_ws.engine.tts.kokoro import pronounced_words
+from omni_ws.engine.tts.neural import pronounced_words
 
 
 def said(text: str, *words: tuple[int, str]) -> list[tuple[str, str]]:

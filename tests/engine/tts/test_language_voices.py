@@ -21,11 +21,9 @@ from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, GenerationRequest
 from omni_ws.engine.tts import voice_process
-from omni_ws.engine.tts.language_voices import LanguageVoices
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.voice_process import VoiceProcess
-from omni_ws.engine_choice import tts_of
-from omni_ws.engine_choice.available import voice_table
+from omni_ws.engine.tts.voice_process import LanguageVoices, VoiceProcess
+from omni_ws.engine_choice import tts_of, voice_table
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytest.importorskip("espeakng_loader")

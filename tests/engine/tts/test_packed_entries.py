@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.tts.hibari import PackedEntries
+from omni_ws.engine.tts.neural import PackedEntries
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)  # JSON has neither
 VALUES = st.text() | st.dictionaries(st.text(), NUMBERS | st.text())

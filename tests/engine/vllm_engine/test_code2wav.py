@@ -15,9 +15,19 @@ from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.channel import Channel, pipeline
-from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
-from omni_ws.engine.vllm.code2wav import Code2Wav, CodecFrames, CodecWindow, Codes, DecodeQueue
+from omni_ws.engine.channel import (
+    Channel,
+    ChunkPolicy,
+    frames_link,
+    pipeline,
+)
+from omni_ws.engine.vllm.talker import (
+    Code2Wav,
+    CodecFrames,
+    CodecWindow,
+    Codes,
+    DecodeQueue,
+)
 from omni_ws.errors import EngineFailed
 
 RATE, FRAME_MS = 100, 40.0

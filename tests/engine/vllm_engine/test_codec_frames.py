@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.vllm.code2wav import FrameLayout
+from omni_ws.engine.vllm.talker import FrameLayout
 
 LAYOUT = FrameLayout(first_token=263, codebook_size=64)
 FRAMES = st.lists(st.lists(st.integers(0, 63), min_size=7, max_size=7), max_size=6)

@@ -23,7 +23,7 @@ from support.word_prompts import WordTokenizer, form
 from omni_ws.core.chunks import InputMode
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart, ImagePart, TextPart
-from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import MediaRoom
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.errors import EngineFailed

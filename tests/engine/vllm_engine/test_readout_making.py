@@ -17,7 +17,7 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts, load_concepts, load_vectors, make_vectors
-from omni_ws.tools.readout_vectors import make_readout_vectors
+from omni_ws.tools.vllm import make_readout_vectors
 
 PROMPTS = {
     "loud": {"positive": ["come here!", "stop!", "what a day!"], "negative": ["come here", "stop", "what a day"]},

@@ -16,8 +16,13 @@ from support.tiny_codec import build_codec, codec_config  # noqa: E402
 
 from omni_ws.audio.pcm import Samples  # noqa: E402
 from omni_ws.engine.omni.talker_network import normal_at  # noqa: E402
-from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, FrameLayout, StreamState  # noqa: E402
 from omni_ws.engine.vllm.snac_decoder import SnacDecoder  # noqa: E402
+from omni_ws.engine.vllm.talker import (  # noqa: E402
+    CodecWindow,
+    Codes,
+    FrameLayout,
+    StreamState,
+)
 from omni_ws.errors import EngineFailed  # noqa: E402
 
 pytestmark = pytest.mark.vllm

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, StreamState
+from omni_ws.engine.vllm.talker import (
+    CodecWindow,
+    Codes,
+    StreamState,
+)
 
 REACH = 3
 _WEIGHTS = np.array([0.5, -2.0, 7.0, 31.0, 11.0, -3.0, 0.25])

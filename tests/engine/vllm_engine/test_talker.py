@@ -24,10 +24,14 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import AudioOutput, EngineState, OutputWriter
 from omni_ws.engine.channel import Channel, pipeline
-from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow, Codes
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.talker import Talker
-from omni_ws.engine.vllm.talker_engine import Speaker
+from omni_ws.engine.vllm.talker import (
+    CodecFrames,
+    CodecWindow,
+    Codes,
+    Speaker,
+    Talker,
+)
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = [

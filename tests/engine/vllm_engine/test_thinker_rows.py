@@ -18,7 +18,7 @@ from omni_ws.core.history import Message, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, PromptRows
-from omni_ws.engine.vllm.omni_voice import ForcedAnswer
+from omni_ws.engine.vllm.engine import ForcedAnswer
 from omni_ws.engine.vllm.sampling import ParserUse, load_parser
 from omni_ws.engine.vllm.thinker_rows import RowTable
 from omni_ws.errors import ContextLengthExceeded

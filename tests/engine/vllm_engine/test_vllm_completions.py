@@ -111,7 +111,10 @@ async def test_an_echo_alone_scores_the_prompt(
 
 async def test_a_mark_of_the_beginning_takes_no_place(server: LiveServer, tokenizer: Any) -> None:
     """A BOS token is part of the echo if the client sent it, not if the tokenizer added it."""
-    from omni_ws.engine.vllm.answer_reader import PromptEcho, TokenBytes
+    from omni_ws.engine.vllm.sampling import (
+        PromptEcho,
+        TokenBytes,
+    )
 
     class Marks:
         is_fast = True

@@ -20,7 +20,7 @@ from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue
-from omni_ws.media.image import MediaLimits
+from omni_ws.media import MediaLimits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

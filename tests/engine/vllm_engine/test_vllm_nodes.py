@@ -252,8 +252,7 @@ async def rest(outputs: AsyncIterator[Any]) -> int:
 
 def test_what_is_waited_for_and_where(model: Path) -> None:
     from omni_ws.config import load
-    from omni_ws.engine.vllm.language_model import LanguageModel
-    from omni_ws.engine.vllm.nodes import elsewhere
+    from omni_ws.engine.vllm.language_model import LanguageModel, elsewhere
 
     def needed(**args: Any) -> str:
         given = {"model": str(model), **args}

@@ -39,8 +39,7 @@ from omni_ws.core.history import Message
 from omni_ws.engine import child
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, PartFailed, TextOutput
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.vllm.engine import TorchTrace, VllmEngine
-from omni_ws.engine.vllm.omni_voice import OmniVoice
+from omni_ws.engine.vllm.engine import OmniVoice, TorchTrace, VllmEngine
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 from omni_ws.profiler.report import build_report

@@ -20,8 +20,8 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AnswerOptions, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart, TextPart
-from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_process import AnswerRows
+from omni_ws.engine.threads import MediaRoom
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.sampling import ParserUse
 from omni_ws.engine.vllm.thinker import Thinker

@@ -23,7 +23,7 @@ from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.talker_engine import Speaker
+from omni_ws.engine.vllm.talker import Speaker
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -52,7 +52,10 @@ def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
 async def spoken_at_once(engine: VllmEngine, text: str, *, being_written: bool = False) -> Samples:
     """Speak the same text with the same Talker, and decode each clause at once."""
     from omni_ws.engine.channel import Channel
-    from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow
+    from omni_ws.engine.vllm.talker import (
+        CodecFrames,
+        CodecWindow,
+    )
 
     assert engine._speaker is not None
     talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"], being_written=being_written)

@@ -39,8 +39,11 @@ from omni_ws.errors import (
 from omni_ws.service.conversation import conversation, request
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage
-from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.output_log import (
+    ConversationLimits,
+    OutputLog,
+    ServerMessage,
+)
 from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.session_config import SessionConfig
 

@@ -31,8 +31,7 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
 from omni_ws.service.conversation.answer_writer import AnswerWriter
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.output_log import COALESCE_SEC, Attachment, OutputLog
+from omni_ws.service.conversation.output_log import COALESCE_SEC, Attachment, OutputLog, ServerMessage
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession

@@ -8,7 +8,10 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.core.history import RUN_OVERHEAD_BYTES, Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.kept_speech import SPEECH_OVERHEAD_BYTES, KeptSpeech
+from omni_ws.service.conversation.request import (
+    SPEECH_OVERHEAD_BYTES,
+    KeptSpeech,
+)
 
 PCM = AudioFormat()
 #: 40 ms: one token.
@@ -67,7 +70,7 @@ def test_speech_leaves_half_of_what_the_server_may_hold(past: int) -> None:
 
 @pytest.mark.parametrize("past", [False, True])
 def test_bytes_of_the_speech_of_a_request_are_bounded(past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.conversation.kept_speech.MAX_SPEECH_BYTES", len(TOKEN) + 256 + 64 - past)
+    monkeypatch.setattr("omni_ws.service.conversation.request.MAX_SPEECH_BYTES", len(TOKEN) + 256 + 64 - past)
     assert bool(spoken(ByteBudget(1 << 20), TOKEN).lost) is past
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.service.conversation.mere_acknowledgements import (
+from omni_ws.service.conversation.onsets import (
     LANGUAGES,
     LONGEST_BACKCHANNEL_MS,
     MOST_WORDS,

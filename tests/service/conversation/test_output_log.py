@@ -11,12 +11,13 @@ from support.until import until
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, InvalidValue, PayloadTooLarge, SlowConsumer
-from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES, ServerMessage
 from omni_ws.service.conversation.output_log import (
     COALESCE_SEC,
     FAIR_SHARE_BYTES,
+    MESSAGE_OVERHEAD_BYTES,
     Attachment,
     OutputLog,
+    ServerMessage,
     StoredBytes,
 )
 from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame, SpeechStartedFrame

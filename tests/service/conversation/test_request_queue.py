@@ -18,9 +18,8 @@ from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
-from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.onsets import Onset
-from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.output_log import OutputLog, ServerMessage
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession

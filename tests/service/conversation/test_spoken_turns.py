@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from omni_ws.audio.onset_meter import SpeechLull
-from omni_ws.service.conversation.spoken_turns import SpokenTurns, _Speech
+from omni_ws.audio.sound_levels import SpeechLull
+from omni_ws.service.conversation.onsets import (
+    SpokenTurns,
+    _Speech,
+)
 
 
 def test_a_voice_that_goes_on_makes_the_measures_of_its_beginning_void() -> None:

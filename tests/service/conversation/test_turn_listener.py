@@ -19,16 +19,19 @@ from support.speech_clips import clip_bytes, silence
 from omni_ws.audio.codec import AudioEncoder, encode_file
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.echo import DELAY
-from omni_ws.audio.near_voice import FALLEN_MS
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
+from omni_ws.audio.sound_levels import FALLEN_MS
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream, StreamLimits
+from omni_ws.core.ledger import (
+    Playing,
+    SentPiece,
+)
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.sent_sound import Playing, SentPiece
 from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.engine.base import TranscriptGuess
 from omni_ws.engine.fake import CAPABILITIES
@@ -38,7 +41,7 @@ from omni_ws.service.conversation import turn_listener
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
 from omni_ws.service.conversation.turn_words import TurnWords
-from omni_ws.service.listening.workers import (
+from omni_ws.service.listening import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
     ROUND_SEC,

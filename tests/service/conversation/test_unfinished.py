@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.audio.speech_watch import Unfinished
-from omni_ws.service.conversation.unfinished import LANGUAGES, dictates, how_unfinished
+from omni_ws.service.conversation.turn_words import (
+    LANGUAGES,
+    dictates,
+    how_unfinished,
+)
 
 NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
 

@@ -9,7 +9,7 @@ import pytest
 from support.inline_workers import MS, InlineWorkers, quiet
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
-from omni_ws.service.listening.workers import (
+from omni_ws.service.listening import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
     MIN_WAIT_SEC,

@@ -17,7 +17,11 @@ from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.service.listening.workers import MAX_IN_ROUND, ROUND_SEC, SpeechWorkers
+from omni_ws.service.listening import (
+    MAX_IN_ROUND,
+    ROUND_SEC,
+    SpeechWorkers,
+)
 
 RAW = AudioFormat(AudioEncoding.PCM16, 16_000)
 

@@ -11,7 +11,10 @@ from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.metrics import Metrics
-from omni_ws.service.listening.workers import MAX_WAITING, TurnJudge
+from omni_ws.service.listening import (
+    MAX_WAITING,
+    TurnJudge,
+)
 
 TURN = np.zeros(16_000, np.float32)
 

@@ -15,8 +15,15 @@ from support.patience import PATIENCE_SEC
 from omni_ws.config.model import RealtimeConfig
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.service.mcp.client import MAX_RESPONSE_BYTES, MAX_STREAM_BYTES, BoundedBody, McpFailure, McpLink, McpReach
-from omni_ws.wire.mcp_servers import McpServer
+from omni_ws.service.mcp import (
+    MAX_RESPONSE_BYTES,
+    MAX_STREAM_BYTES,
+    BoundedBody,
+    McpFailure,
+    McpLink,
+    McpReach,
+)
+from omni_ws.wire.session_config import McpServer
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +229,7 @@ async def test_the_schema_of_a_result_is_not_run() -> None:
 
 
 async def test_a_stream_that_ends_at_once_is_not_opened_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.mcp.client._STREAM_INTERVAL_SEC", 3600)
+    monkeypatch.setattr("omni_ws.service.mcp._STREAM_INTERVAL_SEC", 3600)
     async with speaking([], {}) as (host, opened), linked(f"{host}/mcp", host) as link:
         await link.tools()
         async with asyncio.timeout(PATIENCE_SEC):

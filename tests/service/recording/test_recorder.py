@@ -15,7 +15,7 @@ import pytest
 from support.patience import PATIENCE_SEC
 from support.recordings import lines, recordings
 
-from omni_ws.service.recording.recorder import (
+from omni_ws.service.recording import (
     BUFFER_BYTES,
     NO_ROOM,
     TOO_SLOW,

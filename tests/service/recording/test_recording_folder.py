@@ -10,7 +10,10 @@ import pytest
 from support.full_disk import full_disk
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.service.recording.recorder import NoRoom, RecordingFolder
+from omni_ws.service.recording import (
+    NoRoom,
+    RecordingFolder,
+)
 
 FIRST, SECOND, THIRD = (f"20260101T00000{second}_sess_a.ndjson" for second in (1, 2, 3))
 

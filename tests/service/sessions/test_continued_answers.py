@@ -38,7 +38,7 @@ from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import ServerMessage
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 

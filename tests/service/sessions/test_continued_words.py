@@ -14,7 +14,7 @@ from support.part_engines import RetortEngine
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Word
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.service.sessions.factory import FILE_FORMATS
 
 REPLY = "It sleeps, as most foxes do. It eats 12 mice. So it is."

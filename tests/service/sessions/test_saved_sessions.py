@@ -51,9 +51,14 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
-from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
-from omni_ws.service.conversation.output_log import Attachment
-from omni_ws.service.conversation.telling import Telling
+from omni_ws.service.conversation.output_log import (
+    OF_THE_MOMENT,
+    Attachment,
+    RequestWarning,
+    SavedMessage,
+    ServerMessage,
+)
+from omni_ws.service.conversation.unasked import Telling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.wire.server_frames import (

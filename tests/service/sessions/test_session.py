@@ -22,8 +22,7 @@ from omni_ws.errors import (
     SessionTimeout,
     ShuttingDown,
 )
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.conversation.output_log import Attachment, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.wire.server_frames import SessionClosingFrame

@@ -20,7 +20,7 @@ from omni_ws.core.history import NOTES_HEAD
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.errors import EngineOverloaded
 from omni_ws.service.conversation import summing
-from omni_ws.service.sessions.summaries import RETRY_SEC
+from omni_ws.service.sessions.factory import RETRY_SEC
 
 #: The words of a history that requests see. It is summed up from 64 on, down to 32.
 ROOM = 128

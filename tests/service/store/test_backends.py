@@ -12,7 +12,7 @@ import pytest
 from support.fake_store import FakeBackend, FakeStore
 from support.redis_server import redis_server
 
-from omni_ws.config.stores import StoreAddress
+from omni_ws.config.values import StoreAddress
 from omni_ws.service.store.records import Change, ChangeOutcome, ClearPart, Contents, StoreBackend, StoreEnd, StoreSize
 from omni_ws.service.store.sqlite_backend import SqliteBackend
 

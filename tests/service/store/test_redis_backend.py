@@ -13,8 +13,7 @@ from support.fake_store import kept_by
 from support.redis_server import RedisServer, redis_server
 from support.until import until
 
-from omni_ws.config.stores import StoreAddress
-from omni_ws.config.values import ConfigurationError
+from omni_ws.config.values import ConfigurationError, StoreAddress
 from omni_ws.service.store.records import Change, ChangeOutcome, ClearPart, StoreEnd, StoreError
 from omni_ws.service.store.redis_backend import RedisBackend
 from omni_ws.service.store.session_store import Lease, SessionStore

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.service.store.records import RECORD_VERSION
-from omni_ws.service.store.sealing import (
+from omni_ws.service.store.records import (
     KEY_BYTES,
+    RECORD_VERSION,
     SNAPSHOT_PLACE,
     Sealer,
     Unreadable,

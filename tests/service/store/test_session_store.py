@@ -16,8 +16,15 @@ from support.fake_store import FakeBackend, FakeStore, kept_by
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
 from omni_ws.service.store import session_store
-from omni_ws.service.store.records import RECORD_VERSION, Contents, FoundRecord, StoreError, StoreSize
-from omni_ws.service.store.sealing import Sealer, packed
+from omni_ws.service.store.records import (
+    RECORD_VERSION,
+    Contents,
+    FoundRecord,
+    Sealer,
+    StoreError,
+    StoreSize,
+    packed,
+)
 from omni_ws.service.store.session_store import MAX_QUEUED_BYTES, Lease, SessionStore
 
 pytestmark = pytest.mark.virtual_clock
@@ -392,7 +399,7 @@ async def test_records_of_another_version_or_key_are_as_if_absent(
         assert await store.take("sess_2", force=True) is None
         # Unread, it still can be deleted by its owner.
         assert await store.delete("sess_2", owner="anna")
-    monkeypatch.setattr("omni_ws.service.store.sealing.RECORD_VERSION", RECORD_VERSION + 1)
+    monkeypatch.setattr("omni_ws.service.store.records.RECORD_VERSION", RECORD_VERSION + 1)
     async with started(shared) as newer:
         assert await newer.take("sess_1", force=True) is None
     # They did not take it either: who can read it has it as before.

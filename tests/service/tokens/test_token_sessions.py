@@ -16,7 +16,12 @@ from omni_ws.core.token_session import TOKEN_BYTES, TokenImage
 from omni_ws.engine.base import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.errors import EngineOverloaded, InvalidValue, OffsetMismatch, SessionNotFound
 from omni_ws.service.sessions.admission import EMPTY_SEC, Admission
-from omni_ws.service.tokens.sessions import IMAGE_OVERHEAD_BYTES, TokenCall, TokensDone, TokenSessions
+from omni_ws.service.tokens import (
+    IMAGE_OVERHEAD_BYTES,
+    TokenCall,
+    TokensDone,
+    TokenSessions,
+)
 
 TTL_SEC = 1800
 LONG = 200_000

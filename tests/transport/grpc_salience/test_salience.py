@@ -26,7 +26,7 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.service.tokens.sessions import IMAGE_OVERHEAD_BYTES
+from omni_ws.service.tokens import IMAGE_OVERHEAD_BYTES
 
 Status = grpc.StatusCode
 Done = messages.GenerateDone

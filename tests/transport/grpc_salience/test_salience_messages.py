@@ -19,8 +19,11 @@ from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.transport.grpc_salience import servicer
-from omni_ws.transport.grpc_salience.servicer import MAX_KEYLESS_CALLS, peer_address
+from omni_ws.transport import grpc_salience
+from omni_ws.transport.grpc_salience import (
+    MAX_KEYLESS_CALLS,
+    peer_address,
+)
 
 Status = grpc.StatusCode
 MIB = 1 << 20
@@ -51,7 +54,7 @@ def number(status: grpc.StatusCode) -> int:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """How long a message is a prompt one."""
-    return lambda seconds: monkeypatch.setattr(servicer, "PROMPT_SEC", seconds)
+    return lambda seconds: monkeypatch.setattr(grpc_salience, "PROMPT_SEC", seconds)
 
 
 # places
@@ -119,7 +122,7 @@ async def test_a_message_that_does_not_arrive_times_out(begun: int | None, patie
 
 
 async def test_messages_without_a_key_time_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "KEYLESS_SEC", 0.05)
+    monkeypatch.setattr(grpc_salience, "KEYLESS_SEC", 0.05)
     async with serving() as server, raw_http2(server.port) as client:
         client.begin(1, HEALTH, message_bytes=None)
         client.begin(3, REFLECTION, message_bytes=None)
@@ -258,7 +261,7 @@ async def test_fields_of_a_large_message(past: int) -> None:
         session = await server.open()
         message = messages.GenerateRequest(session_id=session).SerializeToString()
         bare: Any = server.channel.unary_stream(GENERATE)
-        call = bare(message + b"\x42\x00" * (servicer.MAX_FIELDS - 1 + past))
+        call = bare(message + b"\x42\x00" * (grpc_salience.MAX_FIELDS - 1 + past))
         match = "65536 fields" if past else "readout_ranges: at most 16384"
         async with refused(Status.INVALID_ARGUMENT, match):
             await anext(aiter(call))

@@ -16,8 +16,8 @@ from support.raw_http import RawClient, raw_client, request
 from support.until import until
 
 from omni_ws.transport.http.application import HttpLimits
+from omni_ws.transport.http.connections import MAX_TURNED_AWAY
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

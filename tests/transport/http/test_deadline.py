@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.transport.http.hang_up import Deadline
+from omni_ws.transport.http.connections import Deadline
 
 pytestmark = pytest.mark.virtual_clock
 

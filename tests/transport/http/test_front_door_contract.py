@@ -17,7 +17,10 @@ from support.raw_http import websocket_upgrade
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.server import ServerProtocol
 
-from omni_ws.transport.http.strict_h11 import limit_chunk_sizes, strict_http
+from omni_ws.transport.http.connections import (
+    limit_chunk_sizes,
+    strict_http,
+)
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

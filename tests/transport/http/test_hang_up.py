@@ -13,7 +13,11 @@ from support.live_server import live_server
 from support.native_client import native_client
 from support.patience import PATIENCE_SEC
 
-from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
+from omni_ws.transport.http.connections import (
+    HangUp,
+    Recheck,
+    hang_up,
+)
 
 
 @contextlib.asynccontextmanager

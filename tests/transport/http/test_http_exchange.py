@@ -26,8 +26,8 @@ from omni_ws.errors import (
     UpgradeRequired,
 )
 from omni_ws.transport.http.application import HttpLimits
+from omni_ws.transport.http.connections import PeerGone
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.hang_up import PeerGone
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -11,8 +11,12 @@ import pytest
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import SessionTimeout
-from omni_ws.transport.http.hang_up import PeerGone
-from omni_ws.transport.http.receiving import HttpInput, HttpOutput, RequestBody
+from omni_ws.transport.http.connections import (
+    HttpInput,
+    HttpOutput,
+    PeerGone,
+    RequestBody,
+)
 from omni_ws.transport.http.request import read_request
 
 pytestmark = pytest.mark.virtual_clock

@@ -30,8 +30,8 @@ from omni_ws.engine.base import (
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
+from omni_ws.transport.http.connections import PeerGone
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.mode_b import routes as mode_b_routes
 from omni_ws.transport.mode_b.routes import MAX_WAIT_SEC
 

@@ -34,7 +34,7 @@ from omni_ws.errors import (
     SessionNotFound,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.records import find_record
+from omni_ws.service.sessions.keeper import find_record
 from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper

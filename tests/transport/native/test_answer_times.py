@@ -19,8 +19,15 @@ from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngi
 from support.raw_http import post
 
 from omni_ws.client import Final, connect
-from omni_ws.core.answer_times import MOMENTS, PARTS
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import (
+    MOMENTS,
+    PARTS,
+    FinishReason,
+    Modality,
+    OutputModality,
+    Task,
+    Usage,
+)
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,

@@ -20,7 +20,12 @@ from support.scrape import read
 from omni_ws.core.chunks import FinishReason, Task, Usage
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.errors import EngineFailed, EngineOverloaded
-from omni_ws.service.conversation.murmurs import EVERY_SEC, LEAST_SPEECH_MS, LONGEST_MURMUR_SEC, MURMURED
+from omni_ws.service.conversation.unasked import (
+    EVERY_SEC,
+    LEAST_SPEECH_MS,
+    LONGEST_MURMUR_SEC,
+    MURMURED,
+)
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -18,7 +18,12 @@ from support.raw_http import raw_client, request
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
-from omni_ws.service.conversation.remarks import FIRST_FILLER_SEC, MOST_FILLERS, NEXT_FILLER_SEC, phrases
+from omni_ws.service.conversation.unasked import (
+    FIRST_FILLER_SEC,
+    MOST_FILLERS,
+    NEXT_FILLER_SEC,
+    phrases,
+)
 
 pytestmark = pytest.mark.virtual_clock
 

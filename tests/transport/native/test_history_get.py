@@ -12,7 +12,12 @@ from support.part_engines import ActingEngine
 from omni_ws.core.chunks import FinishReason, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.history import NOTES_END, NOTES_HEAD, Message
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
-from omni_ws.wire.history_items import MAX_HISTORY_BYTES, MAX_HISTORY_ITEMS, read_history_items, told_items
+from omni_ws.wire.openai_requests import (
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ITEMS,
+    read_history_items,
+    told_items,
+)
 
 
 class Caller(ActingEngine):

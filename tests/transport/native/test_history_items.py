@@ -11,7 +11,10 @@ from support.part_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, ToolCall, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
-from omni_ws.wire.history_items import MAX_HISTORY_BYTES, MAX_HISTORY_ITEMS
+from omni_ws.wire.openai_requests import (
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ITEMS,
+)
 
 
 class Attentive(ActingEngine):

@@ -26,8 +26,7 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory, session
 from omni_ws.service.store import session_store
-from omni_ws.service.store.records import ChangeOutcome
-from omni_ws.service.store.sealing import Sealer
+from omni_ws.service.store.records import ChangeOutcome, Sealer
 from omni_ws.service.store.session_store import SessionStore
 
 pytestmark = pytest.mark.virtual_clock

@@ -20,7 +20,7 @@ from omni_ws.audio.container import media_type
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import Modality
-from omni_ws.core.sent_sound import HELD_BYTES
+from omni_ws.core.ledger import HELD_BYTES
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.service.conversation.turn_listener import DECODED
 

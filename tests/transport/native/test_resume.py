@@ -25,7 +25,10 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES, MOMENT_BYTES
+from omni_ws.service.conversation.output_log import (
+    MESSAGE_OVERHEAD_BYTES,
+    MOMENT_BYTES,
+)
 
 KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
 ALICE, BOB = (ApiKey(name=name, key_sha256=digest(name)) for name in ("alice", "bob"))

@@ -27,8 +27,7 @@ from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.service.store.records import Change, ChangeOutcome
-from omni_ws.service.store.sealing import Sealer
+from omni_ws.service.store.records import Change, ChangeOutcome, Sealer
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator, ClientSecrets
 from omni_ws.transport.native.endpoint import Return, StreamingInput

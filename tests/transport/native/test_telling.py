@@ -20,8 +20,7 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, To
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.remarks import phrases
-from omni_ws.service.conversation.telling import (
+from omni_ws.service.conversation.unasked import (
     FACT,
     MAX_TELLING_BYTES,
     MAX_TELLINGS,
@@ -30,6 +29,7 @@ from omni_ws.service.conversation.telling import (
     RETRY_SEC,
     WORKING,
     Telling,
+    phrases,
 )
 
 pytestmark = pytest.mark.virtual_clock

@@ -77,7 +77,7 @@ async def test_echo_of_compressed_answers_and_unknown_cleaning_are_refused() -> 
 async def test_cleaning_without_the_library_is_refused_with_the_line_that_installs_it(
     fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_ws.service.listening.workers.has_library", lambda: False)
+    monkeypatch.setattr("omni_ws.service.listening.has_library", lambda: False)
     async with live_server() as server, native_client(server) as client:
         await client.send("session_config", input_audio=fields)
         error = await client.error()

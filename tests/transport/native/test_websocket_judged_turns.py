@@ -23,9 +23,9 @@ from omni_ws.engine.base import (
     TextOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.continued_input import ContinuedInput
+from omni_ws.engine.clauses import ContinuedInput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.listening import SpeechWorkers
 
 SEMANTIC = {"type": "semantic_vad"}
 

@@ -24,7 +24,11 @@ from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.engine.threads import Lane
 from omni_ws.service.conversation import turn_listener
-from omni_ws.service.listening.workers import ROUND_SEC, Done, SpeechWorkers
+from omni_ws.service.listening import (
+    ROUND_SEC,
+    Done,
+    SpeechWorkers,
+)
 
 VAD = {"type": "server_vad"}
 FRAME = 20 * MS

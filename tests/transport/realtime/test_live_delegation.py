@@ -30,7 +30,7 @@ from support.scripted_upstream import (
     upstream,
 )
 
-from omni_ws.transport.realtime.delegation import (
+from omni_ws.transport.realtime.live_parts import (
     FAILED,
     INSTRUCTIONS,
     MAX_BUFFERED_BYTES,

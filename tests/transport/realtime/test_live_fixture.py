@@ -14,7 +14,11 @@ from support.live_client import LiveClient, live_client
 from support.live_server import live_server
 from support.live_talker import Talker, delegates, spoken
 
-from omni_ws.transport.realtime.live_output import LEAD_MS, MAX_FIXTURE_BYTES, MAX_FIXTURE_SEC
+from omni_ws.transport.realtime.live_parts import (
+    LEAD_MS,
+    MAX_FIXTURE_BYTES,
+    MAX_FIXTURE_SEC,
+)
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -31,7 +31,10 @@ from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.core.chunks import FinishReason, Modality, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TranscriptOutput
-from omni_ws.transport.realtime.live_endpoint import Live, LiveConnection
+from omni_ws.transport.realtime.live import (
+    Live,
+    LiveConnection,
+)
 
 pytestmark = pytest.mark.virtual_clock
 

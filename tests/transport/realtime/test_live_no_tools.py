@@ -14,7 +14,7 @@ from support.raw_http import post
 from support.scripted_upstream import refuses, remote_llm, says, upstream
 
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.transport.realtime.delegation import DELEGATE_RULE
+from omni_ws.transport.realtime.live_parts import DELEGATE_RULE
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
-from omni_ws.transport.realtime.live_output import FRAME_MS, LEAD_MS, Heard, LivePlayer
+from omni_ws.transport.realtime.live_parts import (
+    FRAME_MS,
+    LEAD_MS,
+    Heard,
+    LivePlayer,
+)
 
 MU_LAW = AudioFormat(AudioEncoding.PCMU, 8000)
 #: Bytes of a millisecond.

@@ -23,8 +23,12 @@ from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.service.conversation.interrupted import MAX_HOLD_SEC
-from omni_ws.transport.realtime.delegation import DELEGATE_RULE, MAX_DELEGATIONS, ClientDelegations
-from omni_ws.transport.realtime.live_output import LEAD_MS
+from omni_ws.transport.realtime.live_parts import (
+    DELEGATE_RULE,
+    LEAD_MS,
+    MAX_DELEGATIONS,
+    ClientDelegations,
+)
 from omni_ws.wire.live_session import MAX_APPEND_TOKENS, MAX_INSTRUCTIONS_TOKENS, ClientDelegation
 
 pytestmark = pytest.mark.virtual_clock

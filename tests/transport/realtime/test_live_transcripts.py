@@ -6,7 +6,11 @@ import pytest
 
 from omni_ws.core.chunks import Word
 from omni_ws.core.ledger_entry import Clause, LedgerEntry
-from omni_ws.transport.realtime.live_output import HeardText, SpokenText, TranscriptLine
+from omni_ws.transport.realtime.live_parts import (
+    HeardText,
+    SpokenText,
+    TranscriptLine,
+)
 
 
 def told(*texts: tuple[str, bool]) -> list[str]:

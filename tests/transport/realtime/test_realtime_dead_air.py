@@ -12,7 +12,7 @@ from support.realtime_client import RealtimeClient, realtime_client
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
-from omni_ws.service.conversation.remarks import phrases
+from omni_ws.service.conversation.unasked import phrases
 
 pytestmark = pytest.mark.virtual_clock
 

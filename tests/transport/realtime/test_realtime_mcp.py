@@ -18,7 +18,7 @@ from support.native_client import native_client
 from support.raw_http import post
 from support.realtime_client import TEXT_RESPONSE, RealtimeClient, failed, realtime_client, text_of
 
-from omni_ws.logs import QUIETED_LOGGERS
+from omni_ws.service.process import QUIETED_LOGGERS
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
 

@@ -17,7 +17,11 @@ from support.realtime_client import failed, realtime_client, text_of
 
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.transport.realtime.effects import MAX_WARNINGS
-from omni_ws.wire.realtime_parity import ParityVerdict, verdict_of, verdicts
+from omni_ws.wire.realtime_events import (
+    ParityVerdict,
+    verdict_of,
+    verdicts,
+)
 
 TESTS = Path(__file__).parents[2]
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
@@ -193,7 +197,7 @@ def test_everything_that_an_engine_may_lack_is_tried() -> None:
 
 @pytest.mark.parametrize("name", LACKING)
 async def test_what_the_engine_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.listening.workers.has_library", lambda: False)
+    monkeypatch.setattr("omni_ws.service.listening.has_library", lambda: False)
     engine = PlayingEngine([said("yes")], **LESS)
     fields = nested(name, LACKING[name])
     if name.startswith("truncation"):

@@ -93,7 +93,7 @@ async def test_echo_and_noise_are_taken_out_if_they_are_asked_for() -> None:
 
 
 async def test_without_the_library_noise_stays_and_echo_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.listening.workers.has_library", lambda: False)
+    monkeypatch.setattr("omni_ws.service.listening.has_library", lambda: False)
     async with live_server() as server, realtime_client(inline(server)) as client:
         session = await client.update(audio={"input": {"noise_reduction": {"type": "near_field"}}})
         assert session["audio"]["input"]["noise_reduction"] is None

@@ -9,7 +9,7 @@ from support.live_server import live_server
 from support.part_engines import FindingEngine
 from support.realtime_client import RealtimeClient, realtime_client
 
-from omni_ws.service.conversation.telling import WORKING
+from omni_ws.service.conversation.unasked import WORKING
 
 pytestmark = pytest.mark.virtual_clock
 

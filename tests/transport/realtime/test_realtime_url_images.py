@@ -10,7 +10,10 @@ from support.media_host import GIF, listed, media_host
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.transport.realtime.url_images import MAX_IMAGES, MAX_WAITING
+from omni_ws.transport.realtime.effects import (
+    MAX_IMAGES,
+    MAX_WAITING,
+)
 
 
 def message(*urls: str, text: str = "What is it?", **fields: Any) -> dict[str, Any]:

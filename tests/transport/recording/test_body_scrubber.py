@@ -8,7 +8,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 import orjson
 import pytest
 
-from omni_ws.transport.recording.recordings import BodyScrubber, scrubbed_target
+from omni_ws.transport.recording import (
+    BodyScrubber,
+    scrubbed_target,
+)
 
 SECRETS = {"server_url": "https://h.example/mcp?key=sekrit", "authorization": "sekrit", "headers": {"X-Key": "sekrit"}}
 ENTRY = {"type": "mcp", "server_label": "sums", **SECRETS}

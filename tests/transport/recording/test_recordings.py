@@ -10,8 +10,8 @@ from websockets.datastructures import Headers
 from websockets.frames import Close
 from websockets.http11 import Request
 
-from omni_ws.service.recording.recorder import SessionRecording
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.service.recording import SessionRecording
+from omni_ws.transport.recording import recorded
 
 
 class Notes:

@@ -13,8 +13,8 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.transport.routes import pages
-from omni_ws.transport.routes.pages import MEDIA_TYPES
+from omni_ws.transport.routes import operations
+from omni_ws.transport.routes.operations import MEDIA_TYPES
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "browser"
@@ -48,11 +48,11 @@ async def test_every_file_is_served_as_what_it_is() -> None:
 async def test_files_are_read_and_compressed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def read() -> dict[str, pages.PageFile]:
+    def read() -> dict[str, operations.PageFile]:
         threads.append(threading.current_thread())
         return {}
 
-    monkeypatch.setattr(pages, "page_files", read)
+    monkeypatch.setattr(operations, "page_files", read)
     async with live_server() as server:
         assert (await get(server, "/")).status == 404
     assert threading.current_thread() not in threads

@@ -19,11 +19,11 @@ from support.raw_http import RawResponse, post, raw_client, request
 from support.routes import routes_of
 
 from omni_ws import __version__
-from omni_ws.app import App
 from omni_ws.engine.base import EngineCapabilities, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
+from omni_ws.server import App
 from omni_ws.transport.native.endpoint import NATIVE_PATH
 from omni_ws.transport.realtime.session import REALTIME_PATH
 

@@ -16,7 +16,11 @@ from support.raw_http import post, raw_client, request, websocket_upgrade
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.errors import ShuttingDown
-from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
+from omni_ws.service.process import (
+    JsonFormatter,
+    TextFormatter,
+    configure_logging,
+)
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}

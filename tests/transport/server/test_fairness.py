@@ -15,7 +15,7 @@ from websockets.frames import Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.session import WebSocketSession
+from omni_ws.transport.native.endpoint import WebSocketSession
 from omni_ws.wire.frames import encode_input
 
 #: Frames of one connection that may be looked at before the others have their turn.

@@ -33,7 +33,7 @@ from omni_ws.engine.threads import Lane
 from omni_ws.errors import ShuttingDown
 from omni_ws.metrics import Metrics, rendered
 from omni_ws.server import create_app
-from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.listening import SpeechWorkers
 
 REPOSITORY = Path(__file__).parents[3]
 #: A second of silence at 16 kHz.

@@ -28,7 +28,7 @@ from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationR
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES
-from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.listening import SpeechWorkers
 from omni_ws.transport.telephony.media_stream import MAX_MESSAGE_BYTES, TelephonyStreams
 
 ON: dict[str, Any] = {"telephony": {"enabled": True}}

@@ -11,7 +11,7 @@ import pytest
 
 from omni_ws.audio.pcm import decode_mu_law, encode_mu_law
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.transport.telephony.media_stream import MAX_MARKS, MarkedPlayout
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 

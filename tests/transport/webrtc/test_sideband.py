@@ -23,7 +23,12 @@ from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
-from omni_ws.transport.realtime.sideband import MAX_BEHIND_BYTES, MAX_SIDEBANDS, Sideband, Sidebands
+from omni_ws.transport.realtime.session import (
+    MAX_BEHIND_BYTES,
+    MAX_SIDEBANDS,
+    Sideband,
+    Sidebands,
+)
 from omni_ws.transport.webrtc.call import Call
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
@@ -195,7 +200,7 @@ async def test_a_message_that_is_too_long_ends_the_sideband_alone() -> None:
 
 
 async def test_a_slow_reader_is_dropped_and_the_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.transport.realtime.sideband.MAX_BEHIND_BYTES", 65_536)  # what is more takes SCTP long
+    monkeypatch.setattr("omni_ws.transport.realtime.session.MAX_BEHIND_BYTES", 65_536)  # what is more takes SCTP long
     async with (
         live_server() as server,
         webrtc_call(server) as caller,

@@ -24,7 +24,11 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
-from omni_ws.transport.wyoming.talks import KEPT_SEC, MAX_TALKS, Talks
+from omni_ws.transport.wyoming.connection import (
+    KEPT_SEC,
+    MAX_TALKS,
+    Talks,
+)
 from omni_ws.wire.wyoming import MAX_DATA_BYTES, MAX_PAYLOAD_BYTES
 
 pytestmark = pytest.mark.virtual_clock

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from omni_ws.app import App
+from omni_ws.server import App
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange
 

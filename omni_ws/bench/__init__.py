@@ -1,1 +1,0 @@
-"""A load test of a running server: simulated users ask questions, and their answers are timed."""

@@ -1,1 +1,0 @@
-"""Plays recorded sessions to a server again, and compares the answers."""

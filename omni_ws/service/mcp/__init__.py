@@ -1,1 +1,0 @@
-"""MCP servers of a session: their tools, and the calls that the server makes for the model."""

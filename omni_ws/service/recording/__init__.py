@@ -1,1 +1,0 @@
-"""Recordings of sessions and HTTP requests, which a thread writes to files."""

@@ -1,1 +1,0 @@
-"""The gRPC service salience.v1, which offers token sessions (protocol/salience.proto)."""

@@ -1,1 +1,0 @@
-"""Recording of connections and HTTP exchanges."""
