@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _OF_PAGES: Final = re.compile(r"omni_ws/web/.+\.(?:js|css)")
-#: Comments that have their lines for themselves, which omni_ws/web/one_file.py leaves out, too (test_slim_wheel.py).
+#: Comments that have their lines for themselves, which omni_ws/web/__init__.py leaves out, too (test_slim_wheel.py).
 _COMMENT: Final = re.compile(r"^[ \t]*(?:/\*(?:[^*]|\*(?!/))*\*/|//.*)[ \t]*\n", re.MULTILINE)
 
 

@@ -21,9 +21,14 @@ from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.hearing import Heard, hear
 from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.pcm import Samples
-from omni_ws.caller.word_errors import WordErrors, spoken_words, total, word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import PINNED, WhisperRecogniser
+from omni_ws.scenarios.speech import (
+    WordErrors,
+    spoken_words,
+    total,
+    word_errors,
+)
 from omni_ws.weights import pinned_weights, weights_cache
 
 #: Targets: of the default recogniser on clean speech that is read, and of all where nobody speaks.

@@ -28,7 +28,6 @@ from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
 from omni_ws.audio.pcm import as_samples, resampled
-from omni_ws.caller.word_errors import WordErrors, compared, total
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name
@@ -37,6 +36,11 @@ from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AudioOutput, HeardLanguage
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import (
+    WordErrors,
+    compared,
+    total,
+)
 from omni_ws.weights import fetched_folder
 
 MODEL: Final = "base"

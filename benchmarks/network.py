@@ -24,13 +24,13 @@ from benchmarks.lossy_link import NAMESPACE, SERVER, LossyLink, Network, lossy_l
 from benchmarks.network_caller import WAYS
 from benchmarks.speech.hearing import hear
 from omni_ws.audio.pcm import SampleLayout, Samples, decode_mu_law, resampled, samples_from_bytes
-from omni_ws.caller.word_errors import word_errors
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import AudioOutput, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.scenarios.speech import word_errors
 from omni_ws.server import create_app, listen
 
 NETWORKS: Final = (

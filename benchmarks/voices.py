@@ -29,7 +29,6 @@ from benchmarks.asr import running as running_recogniser
 from benchmarks.server_process import scheduled_seconds
 from benchmarks.speech.hearing import hear, whole_request
 from omni_ws.audio.pcm import Samples, as_samples
-from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE
@@ -39,6 +38,11 @@ from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
+from omni_ws.scenarios.speech import (
+    WordErrors,
+    total,
+    word_errors,
+)
 from omni_ws.weights import (
     WeightsError,
     pinned_weights,

@@ -17,8 +17,12 @@ from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.wordless import SOUNDS
 from benchmarks.voices import sentences
 from omni_ws.audio.pcm import Samples
-from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.engine.spoken.speakable_text import spoken_form
+from omni_ws.scenarios.speech import (
+    WordErrors,
+    total,
+    word_errors,
+)
 from omni_ws.weights import (
     Fetching,
     WeightsError,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.node import node_command, run
 
-from omni_ws.web import folders
-from omni_ws.web.one_file import one_file
+from omni_ws.web import folders, one_file
 
 #: More is a sign that something came along which a page does not need. It is 37 KB compressed.
 MAX_WIDGET_BYTES = 128_000

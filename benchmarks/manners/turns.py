@@ -10,7 +10,7 @@ from benchmarks.manners.stimuli import RATE, Stimulus
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.live_caller import LiveCaller
 from omni_ws.caller.script import PIECE_MS
-from omni_ws.caller.word_errors import spoken_words
+from omni_ws.scenarios.speech import spoken_words
 
 #: How long after the true end a turn, and its answer, are waited for.
 _END_MS: Final = 6000

@@ -33,7 +33,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedModality, UnsupportedParameter
 from omni_ws.installing import install_command
 from omni_ws.scenarios.servers import run_interruptible
-from omni_ws.talk.servers import found_server
+from omni_ws.talk.command import found_server
 from omni_ws.talk.sound_devices import PIECE_MS, LoudspeakerDevice, MicrophoneDevice, NoSoundDevice, named_device
 from omni_ws.transport.http.access import Authenticator
 

@@ -26,7 +26,6 @@ from omni_ws.caller.live_caller import MIC_RATE, LiveCaller, Recorded
 from omni_ws.caller.live_caller import SPEAKER_RATE as PLAYED_RATE
 from omni_ws.caller.live_caller import SPEAKER_TICK as PLAYED_TICK
 from omni_ws.caller.script import PIECE_MS
-from omni_ws.caller.word_errors import spoken_words, word_errors
 from omni_ws.core.chunks import StartTrigger
 from omni_ws.scenarios.form import (
     EndCall,
@@ -51,7 +50,14 @@ from omni_ws.scenarios.form import (
     listed,
     pattern_of,
 )
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech
+from omni_ws.scenarios.speech import (
+    CallersSpeech,
+    CallersVoice,
+    Ears,
+    end_of_speech,
+    spoken_words,
+    word_errors,
+)
 
 #: How long a model may think.
 _ANSWER_SEC: Final = 120.0

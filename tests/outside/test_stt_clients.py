@@ -20,10 +20,10 @@ from support.part_engines import RetortEngine
 from support.real_models import fetched
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence
 
-from omni_ws.caller.word_errors import word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.scenarios.speech import word_errors
 
 CLIENTS = Path(__file__).parent / "clients"
 CLIPS = (*WORDS, "short_sounds/set_a_timer")

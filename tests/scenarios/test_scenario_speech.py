@@ -11,11 +11,10 @@ from support.real_models import fetched
 from support.voices import need
 
 from omni_ws.caller.script import frame_levels
-from omni_ws.caller.word_errors import word_errors
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.config.model import VoiceChoice
 from omni_ws.scenarios.form import ScenarioUnusable
-from omni_ws.scenarios.speech import LEVEL_DB, CallersSpeech, CallersVoice, Ears, end_of_speech, recording
+from omni_ws.scenarios.speech import LEVEL_DB, CallersSpeech, CallersVoice, Ears, end_of_speech, recording, word_errors
 
 ESPEAK = CallersVoice("espeak-ng")
 TEXT = "One two three four five."

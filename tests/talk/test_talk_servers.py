@@ -29,9 +29,8 @@ from omni_ws.client.audio import read_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.scenarios.servers import own_server
-from omni_ws.talk import servers
-from omni_ws.talk.command import main
-from omni_ws.talk.servers import realtime_url
+from omni_ws.talk import command
+from omni_ws.talk.command import main, realtime_url
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "tests" / "data" / "cards_001.wav"
@@ -46,7 +45,7 @@ def default_port(monkeypatch: pytest.MonkeyPatch) -> int:
     """A free port, which is the default port during the test."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
-    monkeypatch.setattr(servers, "DEFAULT_URL", f"ws://127.0.0.1:{port}/v1/streaming_input")
+    monkeypatch.setattr(command, "DEFAULT_URL", f"ws://127.0.0.1:{port}/v1/streaming_input")
     return port
 
 
@@ -62,7 +61,7 @@ async def test_without_a_server_one_runs_as_long_as_the_talk(
             started.append(authority)
             yield authority
 
-    monkeypatch.setattr(servers, "own_server", noted)
+    monkeypatch.setattr(command, "own_server", noted)
     monkeypatch.setenv("OMNI_WS_ENGINE", "fake")
     ended = await talk("--text", "hello big world", OMNI_WS_ENGINE="fake")
     assert (ended.status, ended.output.splitlines()[0]) == (0, "reply: hello big world")
@@ -244,9 +243,8 @@ def test_ctrl_c_leaves_quietly() -> None:
 #: The command with typed turns, where nothing is on the default port.
 _ON_A_FREE_PORT = """
 import socket, sys
-from omni_ws.talk import servers
-from omni_ws.talk.command import main
+from omni_ws.talk import command
 with socket.create_server(("127.0.0.1", 0)) as taken:
-    servers.DEFAULT_URL = f"ws://127.0.0.1:{taken.getsockname()[1]}/v1/streaming_input"
-sys.exit(main(["--text"]))
+    command.DEFAULT_URL = f"ws://127.0.0.1:{taken.getsockname()[1]}/v1/streaming_input"
+sys.exit(command.main(["--text"]))
 """

@@ -40,8 +40,11 @@ from omni_ws.transport.http.access import NATIVE, Authenticator, is_allowed_orig
 from omni_ws.transport.http.application import Application, FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.web import folders
-from omni_ws.web.one_file import one_file, shared_page
+from omni_ws.web import (
+    folders,
+    one_file,
+    shared_page,
+)
 
 #: The path at which a person at this machine has a language model fetched.
 FETCH_PATH: Final = "/fetch_llm"

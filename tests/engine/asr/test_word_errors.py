@@ -12,9 +12,13 @@ from benchmarks.speech.corpus import Clip, clips_of_tests, read_aloud
 from benchmarks.speech.degraded import noisy
 from benchmarks.speech.hearing import hear
 from benchmarks.speech.wordless import SOUNDS
-from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
+from omni_ws.scenarios.speech import (
+    WordErrors,
+    total,
+    word_errors,
+)
 from omni_ws.weights import WeightsError
 
 pytestmark = [

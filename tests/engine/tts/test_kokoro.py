@@ -62,7 +62,7 @@ async def test_a_client_chooses_a_voice_and_a_recogniser_understands_it(server: 
     pytest.importorskip("ctranslate2")
     from benchmarks.asr import DEFAULT, running
     from benchmarks.speech.hearing import hear
-    from omni_ws.caller.word_errors import word_errors
+    from omni_ws.scenarios.speech import word_errors
 
     fetched("whisper-tiny-en")
     body = {"input": SENTENCE, "voice": "am_michael", "response_format": "pcm"}

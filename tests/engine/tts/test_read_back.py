@@ -16,13 +16,16 @@ from support.real_models import fetched
 from benchmarks.speech.hearing import hear, whole_request
 from benchmarks.voices import Sentence, read_back, sentences, sentences_by_language
 from omni_ws.audio.pcm import as_samples
-from omni_ws.caller.word_errors import total, word_errors
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import (
+    total,
+    word_errors,
+)
 
 
 @pytest.mark.parametrize("sentence", sentences(), ids=lambda sentence: sentence.written)
