@@ -135,5 +135,5 @@ def test_a_format_for_each_piece_of_sound(tmp_path: Path) -> None:
     rates = range(8000, 8000 + 2**15 + 2)
     rows = (SoundLine(at=0, by="user", format="pcm16", sample_rate=rate, audio=b"ab") for rate in rates)
     path.write_bytes(encode_line(HEADER) + b"".join(map(encode_line, rows)))
-    reading = CallReading(CallLines(path))
-    assert [reading.source(ref).audio.sample_rate for ref in range(len(rates))] == [*rates]
+    call = CallReading(CallLines(path))
+    assert [call.source(ref).audio.sample_rate for ref in range(len(rates))] == [*rates]
