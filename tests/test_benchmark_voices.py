@@ -93,7 +93,8 @@ async def test_a_server_that_answers_at_the_end_of_speech_is_measured_so() -> No
                 await connection.send(SILENCE + SOUND)
 
     async with serve(answer, "127.0.0.1", 0) as server:
-        (turn,) = await converse(server.sockets[0].getsockname()[1], RawWire(), [clip], 2.0)
+        # Most of the turn is time that a busy machine may take.
+        (turn,) = await converse(server.sockets[0].getsockname()[1], RawWire(), [clip], 6.0)
     assert not turn.early
     assert turn.arrived is not None
     assert turn.heard is not None

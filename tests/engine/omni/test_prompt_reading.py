@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
+
 from omni_ws.engine.omni.step_process import PromptRows
 from omni_ws.engine.omni.talker_network import (
     NONE,
@@ -17,6 +19,8 @@ from omni_ws.engine.omni.talker_network import (
     WholePromptReader,
 )
 from omni_ws.errors import InvalidValue
+
+pytestmark = pytest.mark.vllm
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91
 MEDIA = (SOUND, PICTURE)
