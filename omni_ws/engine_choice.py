@@ -467,11 +467,6 @@ def _usual_voices() -> Mapping[str, list[str]]:
     return tomllib.loads(text)
 
 
-# The engines of this package and their parts, created from the configuration by entry points (``config.plugins``).
-#
-# Each is imported only when it is created, since engines have heavy dependencies.
-
-
 #: The name under which the embedded engine is served: it has no model of its own.
 EMBEDDED_MODEL: Final = "omni-embedded"
 

@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience import GrpcListener
 
 
+logger = logging.getLogger(__name__)
+
+
 class App(Application):
     """The application to which the front door passes requests. It knows front ends only by the interface ``FrontEnd``.
 
@@ -221,8 +224,6 @@ def mode_b_readers(app: App) -> FrontEnd:
 
 # The life cycle of a server: engine, ports, signals, drain.
 
-
-logger = logging.getLogger(__name__)
 
 #: The memory allocator's heaps, for all threads. With fewer, the event loop sometimes waits 10 ms for other threads.
 HEAPS: Final = 4

@@ -47,6 +47,8 @@ from omni_ws.wire.server_frames import (
     decode_server_frame,
 )
 
+logger = logging.getLogger(__name__)
+
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -151,8 +153,6 @@ def _is_address(host: str) -> bool:
 
 # Connections to a server: opening and resuming a session, encoding of frames, and errors.
 
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
 BINARY: Final = Subprotocol("omni.v1+binary")

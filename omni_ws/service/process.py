@@ -18,6 +18,8 @@ import msgspec
 from omni_ws.config.model import LogFormat, LogLevel
 from omni_ws.engine.child_main import return_freed_memory
 
+logger = logging.getLogger(__name__)
+
 #: Control characters, which could forge a line or control the terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
@@ -108,8 +110,6 @@ def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None
 
 # Care for the server's process: its limit of open files, its disk, the delay of its event loop, its memory.
 
-
-logger = logging.getLogger(__name__)
 
 #: Files that the server may open besides the connections of its clients.
 _OWN_FILES: Final = 128

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from omni_ws.transport.http.front_door import FrontDoor
 
 
+logger = logging.getLogger(__name__)
+
+
 #: The head of a message: kind, whether a file descriptor comes with it, number, and size of the payload.
 _HEAD: Final = struct.Struct("!B?QI")
 _READ_BYTES: Final = 256 * 1024
@@ -344,8 +347,6 @@ def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
 
 # Worker: the process's side of a server with several workers, with the channel to the others.
 
-
-logger = logging.getLogger(__name__)
 
 #: The id of a session or call, with the number of its worker, in the target of a request.
 _ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_|live_)?[0-9a-f]{24}(?![A-Za-z0-9])")

@@ -59,6 +59,8 @@ from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
+logger = logging.getLogger(__name__)
+
 #: How many answers are begun ahead for one request at most, since a user may pause often.
 MOST_TRIES: Final = 8
 #: The limit, in bytes, on input that is kept for a second LLM request. With more input no answer is begun ahead: it
@@ -322,9 +324,6 @@ class _Attempt:
         await asyncio.gather(self._making, return_exceptions=True)
         if self._under_way is not None:
             self._under_way.end()  # a task that is cancelled before its first step has not done so
-
-
-# ComposedEngine: an engine made of an ASR, an LLM and a TTS. FirstToStart: a part that is the best that starts.
 
 
 #: Long, because a model that is busy, or is loaded at the first request, may need a minute.
@@ -641,8 +640,6 @@ def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
 
 
 # A part that is the first of several that starts.
-
-logger = logging.getLogger(__name__)
 
 
 class FirstToStart:

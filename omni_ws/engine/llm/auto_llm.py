@@ -41,6 +41,8 @@ from omni_ws.weights import (
     weights_cache,
 )
 
+logger = logging.getLogger(__name__)
+
 #: What this machine must have free for a model in this server: bytes of memory, cores, and bytes of disk for the fetch.
 LEAST_MEMORY: Final = 4_000_000_000
 LEAST_CORES: Final = 2
@@ -184,8 +186,6 @@ def _free_disk(folder: Path) -> int:
     there = next(place for place in (folder, *folder.parents) if place.exists())
     return shutil.disk_usage(there).free
 
-
-logger = logging.getLogger(__name__)
 
 #: How long a server that was found may take until it can be used. The start waits for it.
 FOUND_SEC: Final = 3.0

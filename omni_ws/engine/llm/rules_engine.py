@@ -96,6 +96,8 @@ from omni_ws.media import (
 from omni_ws.media.video import VideoFacts, VideoFrame, VideoObserver
 from omni_ws.profiler import events
 
+logger = logging.getLogger(__name__)
+
 #: A sentence, several of them, or None where the intent does not fit after all.
 Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
 
@@ -571,12 +573,6 @@ def _long_answer(plain: str) -> str | None:
     return None if spell is None else spelled(plain[spell.end() :])
 
 
-# RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
-#
-# What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and
-# never parroted. Pictures are described by size, colour and motion (Sights).
-
-
 F = TypeVar("F", ImageFacts, VideoFacts)
 
 #: The end of each description.
@@ -634,7 +630,6 @@ def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str,
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
 
 #: How long after an answer by rules the model begins to compute it: the voice begins to speak first.
 SPOKEN_SEC: Final = 1.0

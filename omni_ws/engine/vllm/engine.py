@@ -363,8 +363,6 @@ def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-# VllmEngine: an engine with a Thinker, which reads text, audio and images, and optionally a voice, which speaks.
-#
 # RequestStages are the stages of one request. TorchTrace traces torch's operations in the processes of the models.
 
 

@@ -376,8 +376,6 @@ class CodecFrames:
 
 
 # Talker: generates codec frames for the text of an answer, clause by clause, with a model of its own.
-#
-# A TalkerProfile is the prompt format and token layout of such a model.
 
 
 #: The names in ``stage_sampling.talker``. ``max_tokens`` limits the codec tokens of the whole answer.

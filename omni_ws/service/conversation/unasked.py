@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
 
 
+logger = logging.getLogger(__name__)
+
+
 class Unasked:
     """Tells Remarks what goes on in a conversation, and has the conversation say what they find is due."""
 
@@ -330,8 +333,6 @@ class Remarks:
 
 # Says "mm-hm" in pauses of the user's long turns, to show that somebody listens.
 
-
-logger = logging.getLogger(__name__)
 
 #: How long the user has spoken at least before the server says "mm-hm", and the least time between two.
 LEAST_SPEECH_MS: Final = 4000

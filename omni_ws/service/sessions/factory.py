@@ -82,6 +82,8 @@ from omni_ws.service.store.records import (
 )
 from omni_ws.service.store.session_store import SessionStore
 
+logger = logging.getLogger(__name__)
+
 
 def configured_store(config: SessionsConfig, *, budget: ByteBudget, metrics: Metrics) -> SessionStore | None:
     """Return the store of ``sessions.store``, which is to be started; None for ``memory``.
@@ -116,7 +118,6 @@ def _backend(config: SessionsConfig) -> StoreBackend:
 # SessionFactory, which opens the sessions of a server and owns what they share; and the chats beside a session.
 
 
-logger = logging.getLogger(__name__)
 model_log = logging.getLogger("omni_ws.model")
 
 #: Formats that can be cut anywhere, for sessions whose client plays audio as it arrives.

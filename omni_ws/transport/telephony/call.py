@@ -31,6 +31,8 @@ from omni_ws.wire.server_frames import (
     SpeechStoppedFrame,
 )
 
+logger = logging.getLogger(__name__)
+
 #: From the end of the caller's turn to the first sound, and from one sound to the next.
 BEGINS_SEC: Final = 2.0
 EVERY_SEC: Final = 1.5
@@ -118,8 +120,6 @@ class ThinkingSound:
         else:
             self._play_at(when - place * PACKET_SEC + EVERY_SEC, 0)
 
-
-logger = logging.getLogger(__name__)
 
 #: Label of the sessions in metrics, logs and recordings.
 TELEPHONY_ORIGIN: Final = "telephony"
