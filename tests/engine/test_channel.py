@@ -93,6 +93,7 @@ async def test_an_item_larger_than_the_capacity_goes_through_alone() -> None:
     assert subject.take_nowait() == bytes(60)
 
 
+@pytest.mark.counts_passes  # the writers ask in the order in which they were made
 async def test_all_writers_get_their_turns_in_order() -> None:
     subject = channel(2)
     await subject.put(b"..")

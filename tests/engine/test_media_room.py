@@ -83,6 +83,7 @@ def test_what_is_kept_stays_counted_unless_it_fails() -> None:
 @pytest.mark.virtual_clock
 @pytest.mark.usefixtures("no_task_left")
 class TestPlaces:
+    @pytest.mark.counts_passes  # they ask in the order of their numbers
     async def test_they_are_taken_in_turn(self) -> None:
         room, seen = MediaRoom(slots=2), []
         inside = most = 0

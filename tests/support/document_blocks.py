@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -81,9 +82,10 @@ def serve_arguments(start: str) -> tuple[list[str], dict[str, str]]:
     variables = dict(one.split("=", 1) for one in shlex.split(found["variables"]))
     words = shlex.split(found["command"], comments=True)
     if words[0] == "make":
-        made = subprocess.run(
-            [*words, "--dry-run", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        # What the make that runs the tests was given is not a reader's.
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "ARGS")}
+        words = [*words, "--dry-run", "--no-print-directory"]
+        made = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert made.returncode == 0, f"{start}\n{made.stderr}"
         words = shlex.split(made.stdout.replace("\\\n", " ").splitlines()[-1])
         if "serve-tiny" in found["command"]:

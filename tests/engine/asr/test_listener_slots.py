@@ -39,6 +39,7 @@ async def test_who_finds_no_seat_waits_for_so_long_and_is_refused(past: bool) ->
         assert slots.taken == 1
 
 
+@pytest.mark.counts_passes  # they ask in the order in which they were made
 async def test_seats_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     slots = await full()
     given: list[str] = []

@@ -884,6 +884,9 @@ async def test_request_cancelled_before_it_ran_is_forgotten() -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         peer.sendall(request("GET", "/"))
         peer.close()
+        async with raw_client(door.port) as behind:  # answered, so that the one before it was accepted
+            await behind.send(request("GET", "/"))
+            await behind.response()
         assert await door.connections.wait_idle(PATIENCE_SEC)
 
 

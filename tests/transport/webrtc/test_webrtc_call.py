@@ -192,7 +192,7 @@ async def test_hanging_up_from_either_end() -> None:
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
             assert (await http.post(f"{caller.location}/hangup")).status_code == 200
             await caller.ended()
-            assert server.sessions == 0
+            await server.check_empty()
 
 
 def clear_of(size: int) -> str:
