@@ -33,17 +33,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 #: SmolLM2 in Qwen's place, from the test's own publisher, on a machine that is large enough and has no other servers.
 _SITE = """
 from dataclasses import replace
-from omni_ws.weights import sources
+from omni_ws import weights as module
 
-real = sources.pinned_weights()
+real = module.pinned_weights()
 small = real["smollm2"]
 files = tuple(replace(file, official=None) for file in small.files)
 weights = {{**real, "qwen": replace(small, name="qwen", official={url!r}, wheels=(), files=files)}}
-sources.pinned_weights = lambda: weights
+module.pinned_weights = lambda: weights
+from omni_ws import engine_choice
 from omni_ws.engine.llm import auto_llm
-from omni_ws.engine_choice import available
 auto_llm.LEAST_MEMORY = auto_llm.LEAST_CORES = auto_llm.LEAST_DISK = 0
-available.LOCAL_SERVERS = ()
+engine_choice.LOCAL_SERVERS = ()
 """
 
 

