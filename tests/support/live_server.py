@@ -30,6 +30,7 @@ VIRTUAL_PATIENCE_SEC = 60.0
 LEFTOVERS_GONE_SEC = 250.0
 #: Clocks of the product that are about its clients' machine, not about a test that shares its processor with them.
 PATIENT_SETTINGS: dict[str, dict[str, Any]] = {
+    "sessions": {"store_slow_sec": PATIENCE_SEC},
     "http": {
         "header_timeout_sec": PATIENCE_SEC,
         "body_timeout_sec": PATIENCE_SEC,
