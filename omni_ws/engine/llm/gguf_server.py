@@ -112,38 +112,25 @@ def _server(order: Order) -> Any:
     """Return llama.cpp's server, with the model loaded. Raises the exceptions of the package."""
     import xllamacpp
 
-    values: dict[str, Any] = {
-        "model.path": order.file,
-        "model_alias": {order.name},
-        "hostnames": ["127.0.0.1"],
-        "port": 0,
-        "api_keys": [order.key],
-        # llama.cpp divides its context among the conversations.
-        "n_ctx": order.context * order.parallel,
-        "n_parallel": order.parallel,
-        "kv_unified": False,
-        "n_batch": _BATCH,
-        "cpuparams.n_threads": order.threads,
-        "cpuparams_batch.n_threads": order.threads,
-        "n_threads_http": order.parallel + _SPARE_THREADS,
-        "load_mode": _READ_WHOLE,
-        "n_gpu_layers": 0,
-        "cache_ram_mib": _CACHE_MIB,
-        "slot_prompt_similarity": _OLDEST_SLOT,
-        "use_jinja": True,
-        "ui": False,
-        "endpoint_slots": False,
-        "enable_reasoning": _AS_THE_MODEL_DOES if order.think else 0,
-        "verbosity": _ERRORS_ALONE,
-    }
-    if order.eight_bits:
-        values["cache_type_k"] = values["cache_type_v"] = xllamacpp.ggml_type(_EIGHT_BITS)
-    if order.chat_template is not None:
-        values["chat_template"] = order.chat_template
     parameters = xllamacpp.CommonParams()
-    for name, value in values.items():
-        place, _, field = name.rpartition(".")
-        setattr(getattr(parameters, place) if place else parameters, field, value)
+    parameters.model.path, parameters.model_alias = order.file, {order.name}
+    parameters.hostnames, parameters.port, parameters.api_keys = ["127.0.0.1"], 0, [order.key]
+    # llama.cpp divides its context among the conversations.
+    parameters.n_ctx, parameters.n_parallel = order.context * order.parallel, order.parallel
+    parameters.kv_unified = False
+    parameters.n_batch = _BATCH
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = order.threads
+    parameters.n_threads_http = order.parallel + _SPARE_THREADS
+    parameters.load_mode = _READ_WHOLE
+    if order.eight_bits:
+        parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type(_EIGHT_BITS)
+    parameters.n_gpu_layers, parameters.cache_ram_mib = 0, _CACHE_MIB
+    parameters.slot_prompt_similarity = _OLDEST_SLOT
+    parameters.use_jinja, parameters.ui, parameters.endpoint_slots = True, False, False
+    parameters.enable_reasoning = _AS_THE_MODEL_DOES if order.think else 0
+    parameters.verbosity = _ERRORS_ALONE
+    if order.chat_template is not None:
+        parameters.chat_template = order.chat_template
     return xllamacpp.Server(parameters)
 
 
