@@ -113,7 +113,7 @@ class _Held(LeaseHolder, Gate):
         self._ticket = 0
         #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
         self._marked = False
-        session.tell(done=self._done, forgotten=partial(keeper.drop, self))
+        session.tell(done=self._snapshot_and_rest, forgotten=partial(keeper.drop, self))
         if lease is not None:
             self.write_by(lease)
 
@@ -219,10 +219,9 @@ class _Held(LeaseHolder, Gate):
 
     def _take_marked(self) -> None:
         if self._marked:
-            self.snapshot()
-            self._keeper.rest(self)
+            self._snapshot_and_rest()
 
-    def _done(self) -> None:
+    def _snapshot_and_rest(self) -> None:
         self.snapshot()
         self._keeper.rest(self)
 
@@ -259,8 +258,7 @@ class _Held(LeaseHolder, Gate):
         self.behind = True
 
     def store_wants_snapshot(self) -> None:
-        self.snapshot()
-        self._keeper.rest(self)
+        self._snapshot_and_rest()
 
 
 class _Fetch:
