@@ -125,7 +125,7 @@ class Routes:
             self._failed.pop(self.current, None)
 
     def fails(self) -> None:
-        """Record that the current route led to no server, or to one that does not answer any more."""
+        """Record that no server answers by the current route."""
         if self.current is not None:
             self._failed.pop(self.current, None)
             self._failed[self.current] = None

@@ -876,7 +876,7 @@ class IncomingFrames:
             pending.reply.set_result(frame.dropped_requests)
 
     def _truncation_refused(self, error: OmniError) -> None:
-        """Assign a refusal to the oldest truncation that has none. One that was sent twice may still succeed."""
+        """Assign an error to the oldest truncation without one. If it was sent twice, the second may still succeed."""
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return

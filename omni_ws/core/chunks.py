@@ -559,5 +559,5 @@ PARTS: Final = (
     ("playing", "first_audio_played"),
 )
 
-#: What is told with the moments, and is no moment.
+#: Fields of ``times`` that are durations or counts, not moments.
 BESIDE_MOMENTS: Final = ("turn_decided_audio_ms", "discarded_ms", "discarded_tokens")

@@ -115,7 +115,7 @@ def unanswered(history: Sequence[Message]) -> str:
     return " ".join(filter(None, reversed(texts)))
 
 
-# How a text model is told which language the user speaks: by a note at the end of the message that was spoken.
+# Notes on the language: a line at the end of a spoken message tells a text model which language the user speaks.
 #
 # The note stands where the language changes, English being the first, and stands there again whenever the message comes
 # back in the history. So the prompt only grows at its end, and what the model has computed of it stays good; and a

@@ -142,9 +142,8 @@ class AnswerListener:
                 self.duck(True)
             case SpeechStarted() | SpeechConfirmed():
                 kind = "speech_started"
-                if (
-                    self._interruptible
-                ):  # the server sends no more of the answer, unless this turns out to have no words
+                # The server sends no more of the answer, unless this turns out to have no words.
+                if self._interruptible:
                     self.paused = self.played
                     self.stop_playing()
                 self.duck(False)

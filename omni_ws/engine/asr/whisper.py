@@ -105,8 +105,8 @@ _MS_PER_ALIGNED_FRAME: Final = 20
 #: Probabilities of languages below it count as it.
 _LEAST_CHANCE: Final = 0.001
 #: The probability from which a detected language is not doubted, and that from which a language that differs from the
-#: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with
-#: a probability of 0.9; therefore such speech is decoded in both languages.
+#: one before is tried. For accented or short speech, Whisper often detects a related language with a probability of up
+#: to 0.9; therefore such speech is decoded in both languages.
 SURE_OF_LANGUAGE: Final = 0.8
 POSSIBLE_LANGUAGE: Final = 0.5
 #: What counts of a text in one of two languages: the mean log-probability of its tokens, so much of the log-probability

@@ -463,7 +463,7 @@ class AnswerUnderWay:
             self._load.note_end()
 
 
-# What is told of a language model that is to answer instead of the rules; see ``auto_llm.AutoLlm``.
+# The state of a language model that is being fetched and will replace the rules; see ``auto_llm.AutoLlm``.
 
 
 #: The name of the rules, as that of an engine and of a model.

@@ -315,7 +315,7 @@ def _value(asked: Asked, words: str) -> Fraction | None:
 
 # Units: lengths, weights, volumes, temperatures, times, speeds and data
 
-#: Significant figures of a result, and the largest and smallest one that is told.
+#: The significant figures of a result, and the largest and the smallest result that is spoken.
 _FIGURES: Final = 4
 _LARGEST: Final = 10**15
 _SMALLEST: Final = Fraction(1, 10**6)
