@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from benchmarks.speech.rendered import Rendering, keep
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, resampled, samples_from_pcm16
 from omni_ws.audio.vad import SAMPLE_RATE
+from omni_ws.engine.tts.espeak import (
+    Espeak,
+    WordTimes,
+)
 from omni_ws.engine.tts.neural import (
     Alphabet,
     Hibari,
@@ -28,10 +32,6 @@ from omni_ws.engine.tts.neural import (
     Kokoro,
 )
 from omni_ws.engine.tts.synthesiser import Speak
-from omni_ws.engine.tts.voice_worker import (
-    Espeak,
-    WordTimes,
-)
 from omni_ws.weights import fetched_folder
 
 #: Kokoro's voices for judging at the end, which ``benchmarks/manners`` uses, too; and those by which training is

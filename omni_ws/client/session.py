@@ -543,7 +543,7 @@ class Link:
         self._progress.set()
 
     def _continue_session(self, websocket: ClientConnection, resumed: SessionResumedFrame) -> None:
-        """Send the frames that did not arrive again, in their order, after a resume.
+        """Resend, in order, the frames that had not arrived before a resume.
 
         Never awaits, so that no other frame is queued in between.
         """

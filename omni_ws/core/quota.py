@@ -263,7 +263,10 @@ class DailyUse:
     changed: Callable[[], None] = lambda: None
 
     def reserve(self, key_name: str | None, now: float) -> None:
-        """Reserve an amount for a request that begins now; or raise the error of ``refusal``, reserving nothing."""
+        """Reserve RESERVED_TOKENS and RESERVED_AUDIO_MS for a request that begins now.
+
+        Raises the error of ``refusal``, and reserves nothing, if the key may not have it.
+        """
         if key_name is None or key_name not in self.limits:
             return
         if (refusal := self.refusal(key_name, now)) is not None:

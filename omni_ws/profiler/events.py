@@ -83,12 +83,12 @@ class EventRecorder:
 
     @property
     def path(self) -> Path:
-        """The file of the coordinator's events."""
+        """The file of events about requests as a whole (the stage ``coordinator``)."""
         return self._path(COORDINATOR)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files opened so far, the coordinator's first."""
+        """The files opened so far, ``path`` first."""
         return tuple(self._path(stage) for stage in tuple(self._files))
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:

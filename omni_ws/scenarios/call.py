@@ -482,7 +482,10 @@ class ScenarioCall:
         return None
 
     async def _until(self, is_so: Callable[[], bool], missing: str = "no answer") -> None:
-        """Wait until something is so, as long as there are signs of life. Raises StepFailed."""
+        """Wait until ``is_so()`` is true.
+
+        Raises StepFailed once the server has sent nothing and no sound has played for ``patience_ms``.
+        """
         caller = self._caller
         before, quiet_since = self._signs(), caller.now
 

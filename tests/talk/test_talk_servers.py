@@ -30,7 +30,8 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.scenarios.servers import own_server
 from omni_ws.talk import command
-from omni_ws.talk.command import main, realtime_url
+from omni_ws.talk.command import main
+from omni_ws.talk.conversation import realtime_url
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "tests" / "data" / "cards_001.wav"

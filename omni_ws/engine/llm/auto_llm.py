@@ -298,7 +298,7 @@ class AutoLlm(GrowingLlm):
         return True
 
     async def stop(self) -> None:
-        """Stop all of it. What was fetched is kept. Idempotent."""
+        """Stop the search, the download and both engines. Downloaded files are kept. Idempotent."""
         growing, self._growing, self._looked = self._growing, None, False
         self._fetching.stop.set()
         await end_tasks(growing)

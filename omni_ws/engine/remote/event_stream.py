@@ -366,7 +366,7 @@ _LEAST_COUNTED_BYTES: Final = 200
 _MARGIN: Final = 1.05
 #: The number of tokens that are kept free for an answer without a limit.
 _ANSWER_RESERVE: Final = 256
-#: How often one request may be sent again with fewer turns; the last time it has none.
+#: At most so many attempts for one request; each has fewer turns than the one before, the last has none.
 MOST_TRIES: Final = 5
 
 

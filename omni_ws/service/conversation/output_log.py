@@ -532,10 +532,10 @@ class OutputLog:
     # saved
 
     def saved(self) -> SavedOutput:
-        """Return the messages that are kept and that wait, except OF_THE_MOMENT, and the counters.
+        """Return the unsent messages and the journal, both without those OF_THE_MOMENT, and the counters.
 
-        Of a gated log, which is saved often, only the newest SAVED_BYTES of what was taken are returned, unless it is
-        stored.
+        A log with a ``gate`` is saved often: of its journal only the newest SAVED_BYTES are returned, unless the log
+        is stored for readers.
         """
         forgotten, first = self._forgotten, 0
         held = self.held

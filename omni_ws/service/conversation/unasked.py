@@ -626,7 +626,10 @@ class SavedTellings(msgspec.Struct, kw_only=True):
 
 
 class Tellings:
-    """The tellings of one conversation, in the order in which they came."""
+    """The tellings of one conversation, first in, first out.
+
+    A telling is a text, the result of an async tool or news, that the model puts into its own words at the next pause.
+    """
 
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
@@ -795,7 +798,7 @@ class Tellings:
         self._waiting.insert(0, telling)
 
     def _failed(self, telling: Telling, now: float) -> None:
-        """Try a telling whose request has failed later again; in the end only let the model know it."""
+        """Queue a telling again after its request failed; after MAX_TRIES put it into the history unspoken."""
         if telling.fail():
             self._not_before = now + RETRY_SEC
             self._wait_again(telling)

@@ -341,9 +341,10 @@ class Admission:
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def reserve(self, owner: str | None) -> None:
-        """Reserve, for a request that begins now, a part of the daily amounts of the key named ``owner``.
+        """Reserve RESERVED_TOKENS and RESERVED_AUDIO_MS of the daily limits of the key named ``owner`` for a request.
 
-        ``spent`` releases it. Raises RateLimited, reserving nothing, if the rest is used or reserved.
+        The request begins now; ``spent`` releases them. Raises RateLimited, and reserves nothing, if the rest is used
+        or reserved.
         """
         if self._daily_use is not None:
             try:

@@ -215,7 +215,7 @@ class ConversationItems:
             self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
-        """Set the transcript of a spoken turn, which is pending from now on."""
+        """Set the transcript of a spoken turn's item, and make the item pending: the next response has it as input."""
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)

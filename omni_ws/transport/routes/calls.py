@@ -323,7 +323,10 @@ class CallRoutes(FrontEnd):
             await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
 
     async def fork(self, exchange: HttpExchange) -> None:
-        """Go on from a turn in another way, and respond with the id of the new call once its answer is whole."""
+        """Repeat a user turn of a recorded call with another voice or other instructions.
+
+        Responds with the id of the new call once its answer is complete.
+        """
         lines = await self._find(exchange)
         with self._forks.alone():
             async with self._forks.admitted(exchange) as owner:

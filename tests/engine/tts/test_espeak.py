@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from omni_ws.engine.tts.voice_worker import (
+from omni_ws.engine.tts.espeak import (
     Espeak,
     WordTimes,
 )
