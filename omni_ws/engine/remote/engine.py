@@ -64,7 +64,6 @@ from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.remote.answer_stream import CLOSING_TAG, ChatAnswer
 from omni_ws.engine.remote.event_stream import (
     DONE,
-    ContextWindow,
     ServerSentEvent,
     UpstreamAudio,
     event_content,
@@ -85,7 +84,7 @@ from omni_ws.engine.remote.settings import (
     patience,
     read_prompt,
 )
-from omni_ws.engine.remote.upstream import OnUpstreams, Upstream, UpstreamAnswer, normalised
+from omni_ws.engine.remote.upstream import ContextWindow, OnUpstreams, Upstream, UpstreamAnswer, normalised
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.tts.speech_engine import SpeechEngine, clause_by_clause, speech_capabilities
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, OmniError, UnsupportedParameter

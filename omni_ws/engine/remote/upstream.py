@@ -1,4 +1,4 @@
-"""The upstream servers: a Pool of several that serve one model, and Upstream, a single one."""
+"""The upstream servers: a Pool of several that serve one model, Upstream, a single one, and their ContextWindow."""
 
 from __future__ import annotations
 
@@ -772,3 +772,80 @@ def _reason(error: Exception) -> str:
     """Return a description of an error for the operator."""
     name = type(error).__name__
     return f"{name}: {error}" if str(error) else name
+
+
+# How much of the history to send to an upstream with a limited context.
+
+#: The assumed tokens per byte of UTF-8 until an upstream has reported a count: more than in most texts.
+_FIRST_RATE: Final = 0.3
+#: Counts of prompts of fewer bytes are ignored, since they depend more on the chat template than on the text.
+_LEAST_COUNTED_BYTES: Final = 200
+#: The factor by which an estimate may be wrong.
+_MARGIN: Final = 1.05
+#: The number of tokens that are kept free for an answer without a limit.
+_ANSWER_RESERVE: Final = 256
+#: At most so many attempts for one request; each has fewer turns than the one before, the last has none.
+MOST_TRIES: Final = 5
+
+
+class ContextWindow:
+    """The context of a model, as its server reports it or as its refusals show, and an estimate of tokens per byte.
+
+    The number of tokens of a text is estimated from the counts that the server reported for earlier prompts.
+    """
+
+    def __init__(self) -> None:
+        self._told: int | None = None
+        self._learnt: int | None = None
+        self._rate = _FIRST_RATE
+
+    @property
+    def limit(self) -> int | None:
+        """The context in tokens, for prompt and answer together; None while it is unknown."""
+        known = [limit for limit in (self._told, self._learnt) if limit is not None]
+        return min(known, default=None)
+
+    def tell(self, limit: int | None) -> None:
+        """Set the context that the upstreams report now. If it changes, what refusals have shown is forgotten."""
+        if limit != self._told:
+            self._told, self._learnt = limit, None
+
+    def count(self, tokens: int, size: int) -> None:
+        """Learn from an upstream's count of the tokens in a text prompt of ``size`` bytes."""
+        cut = self.limit is not None and tokens > 0.9 * self.limit  # Ollama cuts, and counts what is left
+        if size >= _LEAST_COUNTED_BYTES and not cut:
+            self._rate = tokens / size
+
+    def refuse(self, limit: int | None, tokens: int | None, size: int) -> None:
+        """Learn from the refusal of a prompt of ``size`` bytes, and the numbers in it, if any."""
+        if limit is not None:
+            self._learnt = limit
+        if tokens is not None and size >= _LEAST_COUNTED_BYTES:
+            self._rate = tokens / size
+
+    def left_out(self, turns: Sequence[int], *, fixed: int, answer: int | None) -> int:
+        """Return how many of the oldest turns have to be dropped.
+
+        ``turns`` are the sizes of the turns, ``fixed`` is the size of everything else in the prompt, both in bytes;
+        ``answer`` is the limit on the answer in tokens.
+        """
+        if self.limit is None:
+            return 0
+        room = self.limit - min(answer or _ANSWER_RESERVE, self.limit // 2)
+        size = fixed + sum(turns)
+        for left_out, turn in enumerate(turns):
+            if size * self._rate * _MARGIN <= room:
+                return left_out
+            size -= turn
+        return len(turns)
+
+    def left_out_next(self, tried: int, turns: Sequence[int], *, fixed: int, answer: int | None, attempt: int) -> int:
+        """Return how many turns to drop after a refusal showed that ``tried`` were too few.
+
+        ``attempt`` is the number of the refused attempt, counted from 1.
+        """
+        if attempt >= MOST_TRIES - 1:
+            return len(turns)
+        half = tried + max(1, (len(turns) - tried) // 2)
+        estimated = self.left_out(turns, fixed=fixed, answer=answer)
+        return max(tried + 1, estimated) if self.limit is not None and estimated > tried else half

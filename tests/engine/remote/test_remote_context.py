@@ -21,12 +21,11 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall
 from omni_ws.core.history import Message
 from omni_ws.engine.clauses import whole_turns
 from omni_ws.engine.remote.event_stream import (
-    MOST_TRIES,
-    ContextWindow,
     context_limit,
     prompt_tokens,
     says_too_long,
 )
+from omni_ws.engine.remote.upstream import MOST_TRIES, ContextWindow
 from omni_ws.errors import ContextLengthExceeded, EngineFailed
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
