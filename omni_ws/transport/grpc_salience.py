@@ -55,7 +55,7 @@ from omni_ws.transport.http.access import Authenticator
 def has_more_fields(message: bytes, limit: int) -> bool:
     """Return whether ``message`` has more than ``limit`` fields, not counting those of nested messages.
 
-    A parser turns a field of two bytes into an object of dozens, so the fields are counted first. Counting stops at a
+    Call it before parsing: a parser turns a field of two bytes into an object of dozens of bytes. Counting stops at a
     truncated or malformed field, as a parser does.
     """
     position = 0
@@ -84,7 +84,7 @@ def has_more_fields(message: bytes, limit: int) -> bool:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at ``position`` and the position after it. Raises IndexError if the message ends before."""
+    """Return the varint at ``position`` and the position after it. Raises IndexError if the message ends within it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]
@@ -110,10 +110,11 @@ _REASONS: Final = {
 
 
 class Salience(SalienceServicer):
-    """Serves the six calls of salience.v1.
+    """The servicer of salience.v1: answers its six calls.
 
     Calls are refused until ``begin``, which creates the token sessions: an engine supports them only once it has
-    started. ``model`` is called for each new session, since an engine may learn the name of its model late.
+    started. ``model`` returns the served model; it is called for each new session, since an engine may learn the
+    model's name late.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Salience(SalienceServicer):
         return self._begun
 
     def begin(self) -> None:
-        """Create the token sessions, as the engine has started, and accept calls from now on."""
+        """Create the token sessions and accept calls from now on. Call it once the engine has started."""
         self._begun = self._make_sessions()
 
     def refuse_calls(self) -> None:
@@ -249,7 +250,7 @@ def peer_address(peer: str) -> str:
 
 
 def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:
-    """Translate a request to a TokenCall. Raises InvalidValue, naming the field, for values that no session accepts."""
+    """Translate a request to a TokenCall. Raises InvalidValue, naming the field, if no session accepts a value."""
     if request.logprob_top_k > MAX_TOP_LOGPROBS:
         raise InvalidValue(f"logprob_top_k must be at most {MAX_TOP_LOGPROBS}", param="logprob_top_k")
     for param in ("logprobs_ranges", "readout_ranges", "stop_token_ids", "images"):
@@ -335,16 +336,16 @@ MAX_FIELDS: Final = 65_536
 
 
 class MessageIntake(grpc.aio.ServerInterceptor):
-    """An interceptor that bounds the memory and the time that the messages of calls take.
+    """An interceptor that bounds the memory and the time for receiving the messages of calls.
 
     It authenticates calls of ``service`` before it reads their message, and charges the message to ``budget`` until the
     call ends.
 
     gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
-    it buffers at most 64 KiB of a message that is not being read. So only as many are read at once as fit into
-    ``budget`` if each has ``max_message_bytes``. Half of these slots are for prompt messages: a call waits for one, and
-    leaves it after ``PROMPT_SEC``. The other half are for slow messages, each for up to ``timeout_sec``: when they are
-    taken, a message that turns out slow is refused.
+    it buffers at most 64 KiB of a message that is not being read. The interceptor therefore limits how many messages
+    are read simultaneously: as many as fit into ``budget`` if each has ``max_message_bytes``. Half of these places are
+    for prompt messages: a call waits for such a place, and leaves it after at most ``PROMPT_SEC``. The other half are
+    for messages that take longer, each for up to ``timeout_sec``; if none of them is free, the slow message is refused.
 
     Calls of other services, such as health checks, need no key. Their messages time out after ``KEYLESS_SEC``.
     """
@@ -438,7 +439,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             await refuse(context, error)
 
     def _check_room(self, has_key: bool) -> None:
-        """Raise EngineOverloaded for a call above the limit on concurrent calls."""
+        """Raise EngineOverloaded if there are more concurrent calls than the limit allows."""
         most = self._max_calls if has_key else MAX_KEYLESS_CALLS
         if self._calls[has_key] > most:
             raise EngineOverloaded(f"at most {most} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS)
@@ -462,7 +463,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         return self._result(reading, KEYLESS_SEC)
 
     async def _read_requests(self, context: CallContext, handler: Any) -> AsyncGenerator[Any, None]:
-        """Yield the messages of a streaming call without a key, until one times out."""
+        """Yield the messages of a streaming call without a key, until a message times out."""
         try:
             self._check_room(has_key=False)
         except EngineOverloaded as error:
@@ -518,7 +519,7 @@ CLOSE_TIMEOUT_SEC: Final = 1.0
 
 
 class GrpcListener:
-    """A gRPC server that listens on a port, with its drain and its end."""
+    """A gRPC server that listens on a port: accepts calls, drains and closes."""
 
     def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health: Health) -> None:
         #: The port that was bound, even if port 0 was asked for.
@@ -532,11 +533,11 @@ class GrpcListener:
         self._stopping: asyncio.Future[None] | None = None
 
     def hurry(self, timeout: float) -> None:
-        """Stop within ``timeout`` seconds, after a second signal."""
+        """Let ``close`` and ``drain`` wait at most ``timeout`` seconds for running calls, as after a second signal."""
         self._close_timeout = timeout
 
     def begin(self) -> None:
-        """Accept calls, once the engine has started."""
+        """Accept calls from now on. Call it once the engine has started."""
         self._servicer.begin()
         self._health.set_serving(True)
 
@@ -558,7 +559,7 @@ class GrpcListener:
         self._servicer.close_sessions()
 
     async def close(self) -> None:
-        """Stop within a second, or as ``hurry`` said, even if a drain is under way."""
+        """Stop within a second, or within the time that ``hurry`` has set, even if a drain is under way."""
         await self._server.stop(self._close_timeout)
         if self._stopping is not None:
             await self._stopping
@@ -628,7 +629,10 @@ async def listen(
 
 
 def _try_port(host: str, port: int) -> None:
-    """Raise OSError, with the reason, if ``port`` cannot be bound: gRPC gives no reason, and logs a line of its own."""
+    """Raise OSError, with the reason, if ``port`` cannot be bound.
+
+    gRPC itself raises an error without the reason, and writes a line to the log.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         if os.name == "posix":  # as servers set it; elsewhere it would share the port
@@ -651,9 +655,10 @@ _SERVER_FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class CallAccounts(grpc.aio.ServerInterceptor):
-    """An interceptor that counts and logs the calls of ``service``, but not other names, which clients can make up.
+    """An interceptor that counts and logs the calls of ``service``.
 
-    Install it before ``MessageIntake``, so that it also counts the calls refused there.
+    Calls of other services are ignored, since clients can invent names. Install it before ``MessageIntake``, so that it
+    also counts the calls refused there.
     """
 
     def __init__(self, metrics: Metrics, *, service: str) -> None:
@@ -715,8 +720,8 @@ _Status = health_pb2.HealthCheckResponse
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
     """The standard service grpc.health.v1, with one status for ``services`` and the whole server.
 
-    The status is NOT_SERVING at first. The servicer of ``grpc_health`` itself is not used: there, a change of the
-    status waits until every watching client has read it.
+    The status is NOT_SERVING at first. The servicer of the package ``grpc_health`` is not used: its change of the
+    status waits until every watching client has read the new status.
     """
 
     def __init__(self, services: Collection[str]) -> None:

@@ -32,9 +32,9 @@ KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
 
 
 class Authenticator:
-    """Checks the keys of HTTP requests and WebSocket handshakes against their digests.
+    """Checks the keys of HTTP requests and WebSocket handshakes against the digests of the configured keys.
 
-    If no keys are configured, all requests pass, whatever they present.
+    If no keys are configured, all requests pass, whatever key they present.
     """
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
@@ -170,7 +170,7 @@ def _is_own_origin(request: HttpRequest) -> bool:
 
 
 def is_preflight(request: HttpRequest) -> bool:
-    """Return whether the request is a CORS preflight: with OPTIONS, a browser asks whether it may send another one."""
+    """Return whether the request is a CORS preflight: a browser asks by OPTIONS if it may send another request."""
     return (
         request.method == "OPTIONS"
         and "origin" in request.headers
@@ -191,7 +191,7 @@ def response_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
 def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
     """Return the CORS fields of the response to an allowed origin's preflight. All requested header names are granted.
 
-    Raises InvalidFrame for requested names that are not ASCII.
+    Raises InvalidFrame for a header name that is not ASCII.
     """
     headers = [
         ("Access-Control-Allow-Methods", ", ".join(methods)),
@@ -220,9 +220,9 @@ MAX_SESSION_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecret:
-    """The meaning of a client secret: the key that created it, and the initial settings of its sessions, as JSON.
+    """The record of a client secret: the key that created it, and the initial settings of its sessions, as JSON.
 
-    ``kind`` is that of its sessions, "realtime", "translation" or "native"; it is good for no others.
+    ``kind`` is the kind of session that the secret can open: "realtime", "translation" or "native".
     """
 
     key: ApiKey | None
@@ -235,7 +235,7 @@ class ClientSecret:
 
 @dataclass(slots=True)
 class _Outstanding:
-    """The secrets of one key that have not expired, by digest; ``expiries`` is a heap of times and digests."""
+    """The unexpired client secrets of one key, by digest; ``expiries`` is a heap of pairs of expiry time and digest."""
 
     secrets: dict[bytes, ClientSecret] = field(default_factory=dict)
     expiries: list[tuple[float, bytes]] = field(default_factory=list)
@@ -253,17 +253,20 @@ class _Outstanding:
 
 
 class ClientSecrets:
-    """The client secrets of all keys that have not expired. Each may be used any number of times.
+    """The unexpired client secrets of all keys. Each may be used any number of times.
 
-    They are kept as digests, in memory alone: a restart of the server invalidates them. ``now`` is a monotonic time in
-    seconds.
+    They are kept as digests, in memory alone: a restart of the server invalidates them. ``now`` and ``until`` are times
+    of a monotonic clock in seconds.
     """
 
     def __init__(self) -> None:
         self._by_key: dict[str | None, _Outstanding] = {}
 
     def create(self, secret: ClientSecret, *, lifetime: float, now: float) -> str:
-        """Keep a new secret, and return its value. Raises RateLimited if its key has too many secrets."""
+        """Create a value for ``secret``, keep its digest for ``lifetime`` seconds, and return the value.
+
+        Raises RateLimited if the secret's key has too many secrets.
+        """
         outstanding = self._by_key.setdefault(key_name(secret.key), _Outstanding())
         outstanding.drop_expired(now)
         size = outstanding.session_bytes + len(secret.session)
@@ -278,11 +281,11 @@ class ClientSecrets:
         return value
 
     def keep(self, digest: bytes, secret: ClientSecret, *, until: float) -> None:
-        """Keep a secret by its digest, until this monotonic time."""
+        """Keep ``secret``, whose value has this digest, until the time ``until``."""
         self._by_key.setdefault(key_name(secret.key), _Outstanding()).keep(digest, secret, until=until)
 
     def find(self, value: str | None, now: float) -> ClientSecret | None:
-        """Find the secret with this value; None if there is none, or it has expired."""
+        """Find the secret with this value; None if there is no such secret, or it has expired."""
         if value is None or not value.startswith(PREFIX):
             return None
         digest = digest_of(value)
@@ -296,9 +299,9 @@ class ClientSecrets:
 async def issued(
     secrets: ClientSecrets, secret: ClientSecret, *, lifetime: int, group: WorkerGroup | None
 ) -> dict[str, Any]:
-    """Keep a new secret, here and in the other workers of ``group``, and return what its client is told of it.
+    """Create a value for ``secret``, share it with the workers of ``group``, and return the value and its expiry.
 
-    Raises RateLimited.
+    The client receives these two fields as they are. ``lifetime`` is in seconds. Raises RateLimited.
     """
     value = secrets.create(secret, lifetime=lifetime, now=asyncio.get_running_loop().time())
     expires_at = int(time.time()) + lifetime
@@ -308,5 +311,5 @@ async def issued(
 
 
 def digest_of(value: str) -> bytes:
-    """Return the digest by which a secret is kept."""
+    """Return the digest of a client secret's value, by which ClientSecrets keeps the secret."""
     return hashlib.sha256(value.encode("latin-1")).digest()

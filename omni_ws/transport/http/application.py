@@ -1,4 +1,4 @@
-"""The base classes of what the front door serves: the application, front ends, and the router."""
+"""The base classes of the application that FrontDoor serves, and of its front ends; and the router."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class UpgradeDecision:
 
 
 class Application(ABC):
-    """Base class of the application behind the front door: answers HTTP requests and WebSocket handshakes.
+    """Base class of the application that FrontDoor serves: answers HTTP requests and WebSocket handshakes.
 
-    All methods run on the event loop. The attributes are what front ends are made of.
+    All methods run on the event loop. The attributes are shared by all front ends.
     """
 
     sessions: SessionFactory
@@ -74,7 +74,7 @@ class Application(ABC):
 
     @abstractmethod
     def allows_origin(self, request: HttpRequest) -> bool:
-        """Return whether pages of the request's ``Origin``, which it has, may use this server."""
+        """Return whether pages of the request's ``Origin`` may use this server. The request must have that field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class HttpLimits:
 
 
 class FrontEnd:
-    """Base class of front ends: an API of the server, such as Mode B or the Realtime API, with its routes and life.
+    """Base class of front ends. A front end is one API of the server, such as Mode B or the Realtime API.
 
-    A front end overrides what applies to it; the defaults do nothing. The application calls ``register`` and
-    ``connect_gauges`` once, before the port opens, ``open_ports`` once it is open, and the rest in this order as the
-    server ends: ``drain``, ``end_all``, ``wait_ended``, ``wait_closed``. A server that is closed without draining
-    starts at ``end_all``.
+    A front end overrides the methods that it needs; the defaults do nothing. The application calls ``register`` and
+    ``connect_gauges`` once, before the port opens, and ``open_ports`` once the port is open. When the server ends, it
+    calls ``drain``, ``end_all``, ``wait_ended`` and ``wait_closed``, in this order; a server that is closed without
+    draining starts at ``end_all``.
 
     All methods run on the event loop.
     """
@@ -123,7 +123,7 @@ class FrontEnd:
         self._recorder = app.recorder
 
     def _identified(self, request: HttpRequest, kind: str) -> tuple[ApiKey | None, ClientSecret | None]:
-        """Return the key of a request, given directly or by a client secret, and that secret.
+        """Return the key of a request, given directly or by a client secret, and the client secret, if there is one.
 
         Raises Unauthenticated, also for the secret of another ``kind`` of session.
         """
@@ -138,21 +138,21 @@ class FrontEnd:
         """Add the routes and the WebSocket endpoints."""
 
     def connect_gauges(self, metrics: Metrics) -> None:
-        """Bind the gauges that only this front end can read."""
+        """Bind the gauges whose values only this front end knows."""
 
     async def open_ports(self) -> None:
-        """Listen on ports of its own, if it has any. Raises OSError, with advice, if one is taken."""
+        """Listen on this front end's own ports, if it has any. Raises OSError, with advice, if a port is in use."""
 
     def drain(self, time_left: float) -> None:
-        """Refuse new requests and let open ones finish; what is open after ``time_left`` seconds is ended."""
+        """Refuse new requests and let open ones finish; end those that are still open after ``time_left`` seconds."""
 
     def end_all(self, error: OmniError) -> None:
-        """End every session now, for this reason."""
+        """End every session now. Clients receive ``error``."""
 
     async def wait_ended(self) -> None:
-        """Wait until the engine has released what ``end_all`` ended.
+        """Wait until the engine has released the sessions that ``end_all`` ended.
 
-        Runs beside the closing of the connections, and is cancelled when the close time-out passes.
+        Runs while the connections close, and is cancelled when the close time-out passes.
         """
 
     async def wait_closed(self) -> None:
@@ -160,7 +160,7 @@ class FrontEnd:
 
 
 class SessionFrontEnd(FrontEnd):
-    """Base class of front ends with Sessions, which it drains and ends with the server."""
+    """Base class of front ends that have a ``Sessions``, and drain and end it with the server."""
 
     def __init__(self, app: Application, sessions: Sessions) -> None:
         super().__init__(app)
@@ -221,7 +221,7 @@ class Router:
     """The table of routes: finds the handler of a request by its method and path, and of a WebSocket by its path.
 
     Templates look like ``/v1/models/{id}``; a final part ``{name:path}`` matches the rest of the path, slashes
-    included. A literal part takes precedence over a parameter, in whatever order the two were added.
+    included. A literal part takes precedence over a parameter, whichever of the two was added first.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Router:
         self._websockets: dict[str, list[tuple[Callable[[HttpRequest], bool], Upgrade]]] = {}
 
     def add(self, method: str, template: str, handler: Handler) -> None:
-        """Add a handler. Raises ValueError if the method and path have one already."""
+        """Add a handler. Raises ValueError if the method and path have a handler already."""
         parts = tuple(part for part in template.split("/") if part)
         route = self._routes.setdefault(parts, _Route(template, parts))
         if method in route.methods:
@@ -254,7 +254,7 @@ class Router:
         self._websockets.setdefault(path, []).append((takes, upgrade))
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Return the decision on a handshake. Raises the error that refuses it: NotFound if no endpoint takes it."""
+        """Return the decision on a handshake, or raise the error that refuses it: NotFound if no endpoint takes it."""
         found = self._websockets.get(request.path)
         if found is None:
             found = self._websockets.get(self._find(request.segments)[0].template, [])
@@ -278,7 +278,7 @@ class Router:
         return handler, route.template, parameters
 
     def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the methods of a path, or of all paths together for ``*``. Raises NotFound."""
+        """Return the allowed methods of a path; for ``*``, those of all paths together. Raises NotFound."""
         if segments == ("*",):
             return tuple(sorted({method for route in self._ordered for method in route.allow}))
         return self._find(segments)[0].allow
@@ -303,7 +303,7 @@ class Router:
 
 
 async def needs_upgrade(exchange: HttpExchange) -> None:
-    """Raise UpgradeRequired: the handler of a plain GET at the path of a WebSocket."""
+    """Raise UpgradeRequired. This is the handler of a plain GET at the path of a WebSocket."""
     raise UpgradeRequired("this path requires a WebSocket handshake")
 
 

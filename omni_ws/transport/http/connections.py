@@ -1,6 +1,6 @@
-"""HTTP connections: the registry of open ones, deadlines, peers that hang up unnoticed, and the two directions.
+"""HTTP connections: their registry and deadlines, the detection of lost peers, and flow control in both directions.
 
-HttpInput is the direction of request bodies, HttpOutput that of responses.
+HttpInput receives request bodies, HttpOutput sends responses.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from omni_ws.transport.http.request import HttpRequest
 
 
 class Deadline:
-    """A timer that is cheap to move: calls ``expired`` once, the given number of seconds after ``arm`` was called last.
+    """A timer that is cheap to move. It calls ``expired`` once, the given number of seconds after the last ``arm``.
 
     Moving a deadline to a later time is an assignment: the loop's timer wakes up early and is scheduled again. A new
-    timer for each packet of a body would leave thousands of cancelled ones in the loop's heap.
+    timer for each packet of a body would leave thousands of cancelled timers in the loop's heap.
     """
 
     __slots__ = ("_due", "_expired", "_handle", "_loop", "_scheduled")
@@ -89,12 +89,12 @@ _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 class PeerGone(ConnectionResetError):
     """The client of this connection has disconnected.
 
-    A type of its own, so that a reset of another connection, raised in a handler, is not mistaken for it.
+    This is a type of its own so that a handler's ConnectionResetError from another connection is not mistaken for it.
     """
 
 
 class HangUp(enum.Enum):
-    """What the kernel knows of the peer's end of a connection."""
+    """The state of the peer's end of a connection, as far as the kernel knows it."""
 
     UNKNOWN = "nothing: the peer may be connected, or gone behind more data than the kernel can buffer"
     HALF = "the peer has closed its sending side, and perhaps its socket"
@@ -104,7 +104,8 @@ class HangUp(enum.Enum):
 class Recheck:
     """A timer that calls ``check`` after ``first_sec``, then at intervals that double up to ``longest_sec``.
 
-    The default times suit ``hang_up``: checks of a peer that is not read, whose end of data waits behind other data.
+    The default times suit calls of ``hang_up`` while a socket is not read: the kernel may not have seen the peer's end
+    of data yet, as unread data comes before it.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Recheck:
         self._deadline = Deadline(asyncio.get_running_loop(), self._due)
 
     def begin(self) -> None:
-        """Start checking. Does nothing if it has started already."""
+        """Start checking. Does nothing if checking has started already."""
         if not self._running:
             self._running = True
             self._interval = self._first_sec
@@ -142,7 +143,7 @@ class Recheck:
 
 
 def hang_up(transport: asyncio.BaseTransport) -> HangUp:
-    """Return what the kernel knows of the peer of ``transport``, without reading from the socket."""
+    """Return the state of the peer of ``transport``, without reading from the socket."""
     descriptor = transport.get_extra_info("socket").fileno()
     if descriptor < 0:
         return HangUp.GONE
@@ -194,11 +195,11 @@ class OpenConnection(Protocol):
 class Connections:
     """Registry of a server's open HTTP connections, which limits their number and drains them.
 
-    websockets' own server knows only connections that were upgraded, and from Python 3.12 on
-    ``asyncio.Server.wait_closed`` waits for every transport: these must be drained before it is called.
+    It is needed because the server of the websockets library knows only upgraded connections, while
+    ``asyncio.Server.wait_closed`` waits for every transport from Python 3.12 on: drain the registry before calling it.
 
-    Upgraded connections leave the registry; one that was lost stays in it while its handler runs. ``max_open`` limits
-    the registered and the upgraded connections together; None for no limit.
+    Upgraded connections leave the registry; a lost connection stays in it until its handler has ended. ``max_open``
+    limits the number of registered and upgraded connections together; None for no limit.
     """
 
     def __init__(self, *, max_open: int | None = None) -> None:
@@ -217,7 +218,7 @@ class Connections:
 
     @property
     def draining(self) -> bool:
-        """Whether responses from now on close their connection."""
+        """Whether connections close after their next response."""
         return self._draining
 
     def __len__(self) -> int:
@@ -244,7 +245,7 @@ class Connections:
         return len(self._turned_away) <= MAX_TURNED_AWAY
 
     def discard(self, connection: OpenConnection) -> None:
-        """Remove a connection that is over, or upgraded."""
+        """Remove a connection that is closed or upgraded."""
         self._open.discard(connection)
         self._turned_away.discard(connection)
         if not self._open:
@@ -272,7 +273,7 @@ class Connections:
             connection.interrupt(error)
 
     def abort_all(self) -> None:
-        """Drop all connections and cancel their handlers; ``wait_idle`` returns when these have ended."""
+        """Drop all connections and cancel their handlers. ``wait_idle`` returns when the handlers have ended."""
         for connection in tuple(self._open):
             connection.abort()
 
@@ -308,10 +309,10 @@ _CHUNK_LINE: Final = re.compile(rb"[0-9A-Fa-f]+(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 
 class BoundedChunkedReader(ChunkedReader):
-    """h11's reader of chunked bodies, with limits on the line in front of a chunk.
+    """h11's reader of chunked bodies, with stricter rules for the line with a chunk's size and extensions.
 
-    h11 accepts 20 digits, and extensions of any bytes; but a proxy that takes a bare CR for the end of a line sees
-    another request.
+    h11 accepts sizes of 20 digits, and any bytes in extensions, even a bare CR. A proxy that takes a bare CR for the
+    end of the line would see another request in the same bytes (request smuggling).
     """
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
@@ -330,16 +331,16 @@ class BoundedChunkedReader(ChunkedReader):
 
 
 def limit_chunk_sizes(http: h11.Connection) -> None:
-    """Limit the chunk sizes of the request whose head ``http`` has just parsed."""
+    """Use a BoundedChunkedReader for the request whose head ``http`` has just parsed, if its body is chunked."""
     if isinstance(http._reader, ChunkedReader):
         http._reader = BoundedChunkedReader()
 
 
 class StrictReceiveBuffer(ReceiveBuffer):
-    """h11's receive buffer, which also refuses header lines that end without CR or continue the line before.
+    """h11's receive buffer, which also refuses header lines that end in a bare LF, and header lines that are folded.
 
     h11 accepts both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that parses such lines differently sees
-    another request. An empty line before a head, which h11 refuses, can be skipped.
+    another request in the same bytes. ``skip_empty_line`` removes an empty line before a head; h11 refuses such a line.
     """
 
     def __init__(self) -> None:
@@ -354,7 +355,7 @@ class StrictReceiveBuffer(ReceiveBuffer):
         return extracted
 
     def skip_empty_line(self) -> bool:
-        """Remove the empty line at the beginning of the buffer, if there is one. Returns whether there was."""
+        """Remove the empty line at the beginning of the buffer, if there is one. Returns whether there was one."""
         found = self._data.startswith(b"\r\n")
         if found:
             self._extract(2)
@@ -396,7 +397,7 @@ def strict_http(max_header_bytes: int) -> h11.Connection:
 
 
 class RequestBody:
-    """The buffer of one request body: bytes that have arrived and were not read yet.
+    """The buffer of one request body: the bytes that have arrived and were not yet read.
 
     Boundaries of chunks have no meaning in HTTP (RFC 9112, section 7.1), so they are not kept. The buffer has no limit
     of its own; ``HttpInput`` pauses the socket.
@@ -459,14 +460,15 @@ class RequestBody:
 class HttpInput:
     """The receiving direction of one connection: flow control and the deadline of its request bodies.
 
-    Reading pauses while ``high_water_bytes`` of the body are unread, or as many bytes of pipelined requests are held.
+    Reading pauses while ``high_water_bytes`` of the body are unread, or that many bytes of pipelined requests are
+    buffered.
 
-    The deadline runs only while body bytes are due from the peer and the server does not delay them, by a pause in
-    reading or by a ``100 Continue`` that it has not sent. It allows ``body_timeout_sec`` of silence and, for the whole
-    body, that time plus the time that its bytes take at ``min_rate`` bytes a second. When it expires, readers get
-    SessionTimeout.
+    The deadline runs only while body bytes are due from the peer and the server does not delay them by a pause in
+    reading, or by a ``100 Continue`` that it has not sent. The deadline allows ``body_timeout_sec`` of silence; the
+    whole body may take that time plus its size divided by ``min_rate`` (bytes a second). When the deadline expires,
+    readers get SessionTimeout.
 
-    ``send_continue`` is called before a body is read whose sender waits for ``100 Continue`` (RFC 9110, section
+    ``send_continue`` is called before the body is read, if the client waits for ``100 Continue`` (RFC 9110, section
     10.1.1). ``unread`` is called at intervals while the socket is not read.
     """
 
@@ -558,7 +560,7 @@ class HttpInput:
             self._update_deadline()
 
     def after_read(self) -> None:
-        """Resume reading. Also after the end of the body: only a socket that is read reports that it was closed."""
+        """Resume reading, even after the end of the body: only while a socket is read is its close noticed."""
         if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
         self._update_deadline()
@@ -569,7 +571,7 @@ class HttpInput:
         self._update_deadline()
 
     def next_request(self) -> int:
-        """Prepare for the next request. Returns how many bytes of it have been received already."""
+        """Prepare for the next request. Returns how many of its bytes have been received already."""
         self.body = RequestBody()
         waiting, self.pipelined_bytes = self.pipelined_bytes, 0
         self.resume()
@@ -613,7 +615,7 @@ class HttpInput:
     def hold_pipelined(self, size: int) -> None:
         """Count ``size`` bytes of pipelined requests, which h11 buffers.
 
-        Reading goes on up to the high-water mark, since only a socket that is read reports that it was closed.
+        Reading goes on up to the high-water mark: the close of a socket is noticed only while the socket is read.
         """
         self.pipelined_bytes += size
         if self.pipelined_bytes > self._high_water_bytes:
@@ -739,7 +741,10 @@ class HttpOutput:
         return self._writable.is_set() and self._unshared_bytes <= _FAIR_SHARE_BYTES
 
     async def drain(self) -> None:
-        """Wait until the transport takes more, and yield to the event loop after a fair share. Raises PeerGone."""
+        """Wait until the transport takes more output. Raises PeerGone.
+
+        Yields to the event loop after ``_FAIR_SHARE_BYTES`` of output, even if the transport always takes more.
+        """
         if self._writable.is_set() and self._unshared_bytes > _FAIR_SHARE_BYTES:
             # Waiting for an event that is set does not yield, and a peer on a fast link keeps it set.
             self._unshared_bytes = 0

@@ -5,8 +5,8 @@
         await exchange.respond_json(200, {"received": len(body)})
 
 The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
-Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task
-of the handler is cancelled.
+Writes wait while the peer does not read, and the server receives more of the body only as the handler reads. When the
+peer disconnects, the task of the handler is cancelled.
 """
 
 from __future__ import annotations
@@ -160,17 +160,17 @@ class HttpExchange:
         self._input.allow_any_rate(silence)
 
     def limit_input(self, pace: Callable[[int], float] | None, share: Share) -> None:
-        """Throttle the body by ``pace``, and let ``charge`` charge ``share``, which is released with the exchange.
+        """Throttle the body by ``pace``, and let ``charge`` resize ``share``, which the exchange releases at its end.
 
-        ``pace`` is called with the size of every piece, and returns for how many seconds to delay the piece. Meanwhile
-        the socket is read only up to the high-water mark.
+        ``pace`` is called with the size of every piece in bytes, and returns for how many seconds to delay the piece.
+        During the delay the socket is read only up to the high-water mark.
         """
         self._input_pace, self._input_share = pace, share
 
     def feed_live(self, on_throttled: Callable[[bool], None]) -> None:
-        """Note that the body feeds a session, whose time-out for silence replaces the body's from here on.
+        """Turn off the body's time-out for silence: the body feeds a session, which has such a time-out of its own.
 
-        ``on_throttled`` is called with True when the pace begins to delay a piece, then with False.
+        ``on_throttled`` is called with True when the delay of a piece begins, and with False when the delay ends.
         """
         self._on_throttled = on_throttled
         self.allow_silence(None)
@@ -183,7 +183,7 @@ class HttpExchange:
         self._on_body = on_body
 
     def content_came(self) -> None:
-        """Note that content of a live body has arrived, not only parameters."""
+        """Note that a live body has brought content, not only parameters."""
         self.has_content = True
 
     # Notes for the log, the metrics and the recording
@@ -232,9 +232,9 @@ class HttpExchange:
         return chunk
 
     def push_back(self, data: bytearray, *, ended: bool) -> None:
-        """Make ``read`` return ``data`` again, in pieces, and then the end of the body if it has ``ended``.
+        """Make ``read`` return ``data`` again, in pieces, and then the end of the body if the body has ``ended``.
 
-        ``read`` removes the pieces from ``data``. The rest of ``data`` is included in what ``charge`` charges.
+        ``read`` removes the pieces from ``data``. ``charge`` also charges the bytes that are left in ``data``.
         """
         self._pushed_back, self._ended_there = data, ended
 
@@ -252,7 +252,7 @@ class HttpExchange:
     async def read_body(self, limit: int) -> bytes:
         """Read a whole body of at most ``limit`` bytes.
 
-        Raises what ``read`` and ``charge`` raise, and PayloadTooLarge: before reading, if Content-Length is too large.
+        Raises PayloadTooLarge (before reading, if Content-Length is too large), and what ``read`` and ``charge`` raise.
         """
         self._refuse_encoded_body()
         if (self.request.content_length or 0) > limit:
@@ -266,9 +266,9 @@ class HttpExchange:
         return bytes(whole)
 
     def charge(self, size: int) -> None:
-        """Charge the memory that the handler holds of the body: ``size`` bytes now, in place of the size before.
+        """Set the memory charged for the body to ``size`` bytes: as much of it as the handler holds now.
 
-        Raises EngineOverloaded if that exceeds the server's budget.
+        Raises EngineOverloaded if the server's budget has no room for it.
         """
         if self._input_share is not None:
             self._input_share.resize(size + len(self._pushed_back))
@@ -286,8 +286,8 @@ class HttpExchange:
     async def respond(self, status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> None:
         """Send a whole response.
 
-        The connection is closed after it if the server drains, or if a part of the request's body has not arrived,
-        which would precede the next request.
+        The connection closes after the response if the server is draining, or if a part of the request's body has not
+        arrived: the next request would come only after that part.
         """
         fields = [*headers]
         if status not in _BODILESS:
@@ -310,7 +310,7 @@ class HttpExchange:
         await self.respond(status, [("Content-Type", JSON), *headers], orjson.dumps(content))
 
     async def respond_error(self, error: OmniError) -> None:
-        """Send ``error`` as a response. Drops the connection if the head was sent, or the error has no status."""
+        """Send ``error`` as a response. Drops the connection if the head was sent, or ``error`` has no status."""
         status = http_status(error)
         if self.head_sent or status is None:
             self._output.abort()
@@ -331,9 +331,9 @@ class HttpExchange:
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
         """Send the head of a response of unknown length, and wait while the peer does not read.
 
-        The content is sent in chunks, with HTTP/1.0 until the connection closes. ``filler`` is content without meaning
-        that may be sent between any two parts, to probe a half-closed client; without one, chunked responses probe
-        with zeros in front of a chunk size.
+        The content is sent in chunks; to an HTTP/1.0 client it is sent as it is, and the close of the connection ends
+        it. ``filler`` is content without meaning that may be sent between any two parts, to probe a half-closed client;
+        without a filler, chunked responses are probed with zeros in front of a chunk size.
         """
         self.start_now(status, headers, filler=filler)
         await self._output.drain()
@@ -346,7 +346,7 @@ class HttpExchange:
     def start_now(
         self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
     ) -> None:
-        """Send the head, see ``start``, and the first part of the content with one write. Does not wait."""
+        """Send the head, as ``start`` does, and the first part of the content with one write, without waiting."""
         fields = [*headers]
         if self._connections.draining:
             fields.append(("Connection", "close"))
@@ -476,7 +476,7 @@ def _sole_cause(raised: Exception) -> Exception:
 
 
 def _where(exchange: HttpExchange) -> str:
-    """Return the method and route of a request, for the log: its path is text of the client."""
+    """Return the method and route of a request, for the log. The path is left out: its text is the client's."""
     return f"{exchange.request.method} {exchange.route or 'a request'}"
 
 
@@ -492,7 +492,7 @@ def response_head(status: int, headers: HeaderList) -> h11.Response:
 
 @lru_cache(maxsize=64)
 def _head_at(second: int, status: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
-    """Build a head. Cached for equal heads within a second: to build and check one takes longer than to send it."""
+    """Build a head. Equal heads within a second are cached: building and checking one takes longer than sending it."""
     fields = [("Date", formatdate(second, usegmt=True)), ("Server", SERVER_NAME), *headers]
     return h11.Response(status_code=status, headers=fields, reason=_reason(status))
 
@@ -536,12 +536,12 @@ class AccessLog:
         error: OmniError | None = None,
         session_id: str = "",
     ) -> None:
-        """Log a request that is over. No argument is text of the client, except ``method`` and ``client``.
+        """Log a request that is over. Only ``method`` and ``client`` may contain text that the client chose.
 
         Args:
             route: The template of the path; "" if none matched.
             status: 0 if the client disconnected before the response.
-            received_bytes: Size of the request's body; ``sent_bytes`` that of the response.
+            received_bytes: Size of the request's body; ``sent_bytes`` is that of the response.
             error: May also be one that occurred after the head of the response.
         """
         # With methods that clients make up as labels, the number of time series would be unbounded.
@@ -591,7 +591,7 @@ async def read_json_object(
 ) -> tuple[dict[str, Any], int]:
     """Read a body of at most ``limit`` bytes that is one JSON object. Returns the object and the size of the body.
 
-    ``hint`` ends the error message for another content type. Raises what ``HttpExchange.read_body`` raises,
+    ``hint`` is appended to the error message for another content type. Raises what ``HttpExchange.read_body`` raises,
     UnsupportedFormat for another content type, and InvalidFrame for anything but a JSON object.
     """
     kind = exchange.request.content_type

@@ -143,10 +143,11 @@ NEXT_PHASES: Final = {
 
 
 class FrontDoor(asyncio.Protocol):
-    """Serves the requests of one connection, one after another, and upgrades it to WebSocket.
+    """Serves the requests of one connection, one after another, and upgrades it to WebSocket. An OpenConnection.
 
-    The library's ``serve`` creates it in place of a ServerConnection. ``protocol`` provides the limits and extensions
-    for the protocol of an upgraded connection, whose factory gets ``options``. It is an OpenConnection.
+    The library's ``serve`` creates a FrontDoor in place of a ServerConnection. ``protocol`` provides the limits and
+    extensions for the protocol of an upgraded connection. ``options`` are passed to the factory of upgraded
+    connections.
     """
 
     def __init__(
@@ -217,13 +218,13 @@ class FrontDoor(asyncio.Protocol):
         return len(self._server.all_connections) + elsewhere
 
     def accept_as(self, connection: OpenConnection) -> None:
-        """Note that ``connection`` is registered in place of this one until this one is made."""
+        """Note that ``connection``, a TlsDoor, is registered in place of this one until ``connection_made``."""
         self._accepted_as = connection
 
     def received_elsewhere(self, data: bytes, *, passed_on: bool) -> None:
-        """Note the bytes that another process has read from the connection that is about to be made.
+        """Set the bytes that another process has read from this connection. Call it before ``connection_made``.
 
-        ``passed_on``: the first request is served here, and not passed on again.
+        ``passed_on``: that process has passed the connection on, so this one serves the first request in any case.
         """
         self._received_elsewhere = data
         self._passed_on = passed_on
@@ -288,7 +289,7 @@ class FrontDoor(asyncio.Protocol):
         self._dispatch_events()
 
     def eof_received(self) -> bool:
-        """Close, or go on with one direction only. Returns whether the transport stays open."""
+        """Close the connection, or keep it open for the response only. Returns whether the transport stays open."""
         self._half_closed = True
         if self._phase is not Phase.EXCHANGE:
             self._close()
@@ -358,7 +359,7 @@ class FrontDoor(asyncio.Protocol):
         self._input.yield_to_loop(self._dispatch_events)
 
     def _skip_empty_lines(self) -> None:
-        """Ignore a few empty lines before a head. If nothing follows, the connection is as idle as without them."""
+        """Ignore a few empty lines before a head. A connection that sends nothing else still counts as idle."""
         while self._empty_lines_left and skip_empty_line(self._http):
             self._empty_lines_left -= 1
             self._head_bytes -= len(b"\r\n")
@@ -486,7 +487,7 @@ class FrontDoor(asyncio.Protocol):
         self._finish()
 
     def _turn_away(self) -> None:
-        """Refuse a connection over the limit before anything is read, so that a flood costs only its acceptance."""
+        """Refuse a connection over the limit without reading from it, so that a flood of connections costs little."""
         if self._connections.turn_away(self):
             self._refuse(EngineOverloaded("all connections are in use; retry later", retry_after_ms=1000))
         else:
@@ -495,7 +496,7 @@ class FrontDoor(asyncio.Protocol):
     # Giving the connection away
 
     def _prepare_to_pass_on(self, serial: int, event: h11.Request) -> None:
-        """Give the connection to the worker ``serial``, once all written bytes are sent."""
+        """Pass the connection on to the worker numbered ``serial``, once all written bytes are sent."""
         received = b"%b %b HTTP/%b\r\n" % (event.method, event.target, event.http_version)
         received += _fields(event) + b"\r\n" + self._http.trailing_data[0]
         self._enter(Phase.HANDED_OVER)
@@ -509,7 +510,7 @@ class FrontDoor(asyncio.Protocol):
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the connection to the other process, and remove it from the registry."""
+        """Pass the connection on to the worker in ``_destination``, and remove it from the registry."""
         if self._elsewhere is None or self._destination is None or self._transport.is_closing():
             return
         try:
@@ -522,7 +523,7 @@ class FrontDoor(asyncio.Protocol):
         self._transport.abort()  # which closes this process's descriptor alone
 
     def _upgrade(self, event: h11.Request, request: HttpRequest) -> None:
-        """Hand the transport over to a WebSocket connection, with the head and the bytes that followed it."""
+        """Hand the transport over to a WebSocket connection, with the request head and the bytes after the head."""
         check_handshake(event, request)
         decision = self._application.upgrade(request)
         if self._half_closed:
@@ -540,7 +541,7 @@ class FrontDoor(asyncio.Protocol):
         connection.data_received(head + b"\r\n" + trailing)
 
     def _protocol_for(self, decision: UpgradeDecision) -> ServerProtocol:
-        """Create the protocol of an upgraded connection, with the decision's subprotocol and limit."""
+        """Create the protocol of an upgraded connection, with the subprotocol and the message limit of ``decision``."""
 
         # ``select`` must not refer to the decision, as the protocol lives as long as the connection.
         subprotocol = None if decision.subprotocol is None else Subprotocol(decision.subprotocol)
@@ -561,7 +562,7 @@ class FrontDoor(asyncio.Protocol):
     # Closing
 
     def _finish(self) -> None:
-        """Handle no more requests, and close the connection such that the peer receives the last response."""
+        """Handle no more requests, and close the connection in such a way that the peer receives the last response."""
         if self._half_closed or (self._input.body.complete and not self._input.pipelined_bytes):
             self._close()
             return
@@ -597,7 +598,7 @@ class FrontDoor(asyncio.Protocol):
         self.abort()
 
     def _check_hang_up(self) -> None:
-        """Ask the kernel whether the peer has gone, as long as reading is paused, and act on that."""
+        """Ask the kernel whether the peer has gone, as long as reading is paused; if it has, close or probe."""
         found = hang_up(self._transport)
         if found is HangUp.UNKNOWN:
             self._output.probe()
@@ -621,7 +622,7 @@ class FrontDoor(asyncio.Protocol):
 class TlsDoor(asyncio.Protocol):
     """The protocol of an accepted connection until its TLS handshake is done; then ``door`` takes over.
 
-    It is an OpenConnection.
+    Implements OpenConnection.
     """
 
     busy = False
@@ -685,7 +686,7 @@ def front_door(
     elsewhere: WorkerGroup | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
-    """Return the ``create_connection`` argument of the library's ``serve``, which must get no ``ssl`` argument.
+    """Return the ``create_connection`` argument of the library's ``serve``, for TLS it must get no ``ssl`` argument.
 
     ``log_access`` is called at the end of every request, see AccessLog; ``addresses`` knows the trusted proxies;
     ``elsewhere`` is the group of the other processes that serve the same port.
@@ -727,15 +728,15 @@ def _fields(event: h11.Request) -> bytes:
 
 
 def _handshake_fields(event: h11.Request) -> bytes:
-    """Return the header fields for the library, which accepts only WebSocket in ``Upgrade``."""
+    """Return the header fields for the library, with ``Upgrade: websocket`` alone: it accepts no list of protocols."""
     fields = (field for field in event.headers.raw_items() if field[0].lower() != b"upgrade")
     return b"".join(b"%b: %b\r\n" % field for field in fields) + b"Upgrade: websocket\r\n"
 
 
 def check_handshake(event: h11.Request, request: HttpRequest) -> None:
-    """Check a handshake as the library would (RFC 6455, section 4.2.1), which refuses with text responses.
+    """Check a handshake by the library's rules (RFC 6455, section 4.2.1), so that refusals are JSON responses.
 
-    Raises InvalidFrame, UpgradeRequired or HeaderTooLarge, which become JSON responses.
+    Raises InvalidFrame, UpgradeRequired or HeaderTooLarge. The library itself would refuse with text.
     """
     if request.headers.get_all("sec-websocket-version") != ("13",):
         raise UpgradeRequired("unsupported WebSocket version; this server supports version 13")

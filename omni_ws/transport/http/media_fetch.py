@@ -38,7 +38,7 @@ Charge = Callable[[int], None]
 class MediaReader:
     """A reader of media that request bodies refer to, from files and URLs.
 
-    All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
+    ``http.max_body_bytes`` and ``http.media_timeout_sec`` limit all media of one request together.
     """
 
     def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
@@ -46,9 +46,9 @@ class MediaReader:
         self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
 
     async def read(self, items: Sequence[InputChunk | NamedMedia], charge: Charge) -> list[InputChunk]:
-        """Return ``items`` with references replaced by the media. Raises an OmniError that names the field.
+        """Return ``items`` with each reference replaced by its media. Raises an OmniError that names the field.
 
-        ``charge`` is called with the total bytes held, before they are read.
+        ``charge`` is called with the total bytes held, before these bytes are read.
         """
         chunks: list[InputChunk] = []
         held = 0
@@ -114,7 +114,7 @@ def _open_below(root: Path | None, path: str) -> BinaryIO:
 
 
 def _open_without_links(path: str, flags: int) -> int:
-    """Open a resolved path, and return the descriptor. Refuses a link, which was created after the check."""
+    """Open a resolved path, and return the descriptor. Refuses a link: it was created after the path was resolved."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -138,10 +138,10 @@ class MediaFetcher:
         self._tls = tls
 
     async def fetch(self, url: str, *, max_bytes: int, charge: Charge) -> tuple[bytes, str]:
-        """Fetch ``url``. Returns the content, and its media type or "" if the host names none.
+        """Fetch ``url``. Returns the content and its media type; the type is "" if the host names none.
 
-        Raises UnsupportedParameter for a URL that may not be fetched, InvalidValue for one that cannot be,
-        PayloadTooLarge, and what ``charge`` raises. There is no time-out: the caller sets one.
+        Raises UnsupportedParameter for a URL that is not allowed, InvalidValue if fetching fails, PayloadTooLarge, and
+        what ``charge`` raises. There is no time-out: the caller sets one.
         """
         import httpcore
 
@@ -161,7 +161,7 @@ class MediaFetcher:
         raise InvalidValue(f"fetching the media failed: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, url: str) -> None:
-        """Raise InvalidValue for a malformed URL, and UnsupportedParameter for one that is not listed."""
+        """Raise InvalidValue for a malformed URL, and UnsupportedParameter for a URL whose host is not listed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
@@ -190,7 +190,7 @@ def _not_listed(parts: SplitResult) -> UnsupportedParameter:
 async def _get(
     pool: httpcore.AsyncConnectionPool, url: str, *, max_bytes: int, charge: Charge
 ) -> tuple[bytes, str] | str:
-    """Send one request. Returns the content and its media type, or the location of a redirect."""
+    """Send one request. Returns the content and its media type, or for a redirect its location."""
     headers = [("Host", urlsplit(url).netloc), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
     headers.append(("User-Agent", f"omni_ws/{__version__}"))
     timeout = {"connect": _CONNECT_SEC}
@@ -240,7 +240,7 @@ def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
 
 
 async def _resolve(host: str, port: int, domains: MediaDomains) -> str:
-    """Resolve ``host`` to its first allowed address. Raises OSError if there is none."""
+    """Resolve ``host`` to its first allowed address. Raises OSError if no address is allowed."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)
     for *_, address in found:
         if domains.allow_address(str(address[0])):

@@ -163,9 +163,9 @@ class HttpRequest:
 
     @property
     def wants_websocket(self) -> bool:
-        """Whether the request asks for WebSocket in a way that permits a 101 (RFC 9110, section 7.8).
+        """Whether the request asks for WebSocket, and the server may respond with 101 (RFC 9110, section 7.8).
 
-        If the request offers several protocols, WebSocket is chosen only if the key of a handshake is there.
+        If the request offers several protocols, WebSocket is chosen only if ``Sec-WebSocket-Key`` is there.
         """
         protocols = [token.lower() for token in self.headers.tokens("upgrade")]
         return (
@@ -186,7 +186,7 @@ class HttpRequest:
 def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
     """Build an HttpRequest from h11's event.
 
-    ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted ones. Raises
+    ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted proxies. Raises
     InvalidFrame and HeaderTooLarge for requests that h11 accepts and this server refuses.
     """
     if len(event.headers) > MAX_HEADER_LINES:
@@ -234,7 +234,7 @@ def protocol_failure(
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
     """Split a target in origin-, absolute- or asterisk-form (RFC 9112, section 3.2) into path segments and query.
 
-    Raises InvalidFrame, and NotFound for a path in another than its simplest form, with empty segments or needless
+    Raises InvalidFrame, and NotFound for a path that is not in its simplest form, as it has empty segments or needless
     escapes: with such a path, a client could evade a proxy that allows or blocks paths as they are written.
     """
     if target == "*":
