@@ -1,18 +1,19 @@
-"""ModeBKeeper: finds Mode B sessions in this process, or in the store, so that any server of the store serves them.
+"""ModeBKeeper: finds Mode B sessions in this process or in the store, so that any server of the store serves them.
 
-**In whose hands.** A session is here while something is done for it: a request is served, an answer is made. The record
-is held then, and other servers answer ``session_conflict``. A session at rest (it waits for input, and nothing of its
-answer was made; or it has ended) is given back: it is gone from this server's memory, and whichever server is asked
-next takes it. One with much input, or on which an engine works, is given back a moment later, since its size is what
-taking it again costs.
+**Which server has a session.** A session is in this process while work is done for it: a request is served, or an
+answer is made. Meanwhile this server holds the lease of the record, and other servers answer ``session_conflict``. A
+session is *at rest* if it has ended, or if it waits for input and nothing of its answer was made. A session at rest is
+given back: it is removed from this process's memory and its lease is released; the next server that is asked for it
+takes it. A session with much input, or on which work has begun, is given back ``LINGER_SEC`` later, since taking it
+again costs time in proportion to its input.
 
-**What is in the record.** A snapshot, and what happened since: the bodies that were fed, and the outputs of the running
-answer. An entry costs what its own bytes cost, however much came before. No request is answered before what it brought
-is settled, and readers see no output before it is. So an answer goes on in another server behind what any reader has
-seen.
+**What is in the record.** A snapshot, and a log of what happened since: the bodies that were fed, and the outputs of
+the running answer. Appending an entry costs only its own bytes, however long the log is. The response to a request
+waits until the changes that the request made are settled, and readers see an output only once it is settled. So another
+server that goes on with an answer begins after everything that a reader has seen.
 
-**Ended sessions** never change, except that they are deleted. They are read without being held, by any number of
-servers at once. The clear part of a record has ``away`` set if its session has ended, and since when.
+**Ended sessions** never change, except that they are deleted. Any number of servers read them simultaneously, without a
+lease. If a session has ended, the clear part of its record has ``away`` set to the time of the end.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ LINGER_SEC: Final = 0.5
 
 
 class KeptModeB(msgspec.Struct, kw_only=True):
-    """The snapshot of a record."""
+    """The snapshot of a Mode B session in its record."""
 
     #: When it was written; Unix time in seconds.
     at: float
@@ -64,7 +65,7 @@ class KeptModeB(msgspec.Struct, kw_only=True):
 
 
 class _Fed(msgspec.Struct, array_like=True, tag="fed"):
-    """An entry of the log: a body that was fed at the time ``at``; without ``body``, the end of the input."""
+    """An entry of the log: a body that was fed at the time ``at`` (Unix, in seconds); None is the end of the input."""
 
     at: float
     body: dict[str, Any] | None
@@ -77,7 +78,7 @@ class _Made(msgspec.Struct, array_like=True, tag="made"):
 
 
 class _Said(msgspec.Struct, array_like=True, tag="said"):
-    """An entry of the log: text of an answer that is only spoken."""
+    """An entry of the log: text of an answer that is sent as speech only, so that no output has the text."""
 
     request_id: str
     text: str
@@ -89,7 +90,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Held(LeaseHolder, Gate):
-    """A session in this process, and the lease of its record; without a ``lease`` the session is a copy to be read."""
+    """A session in this process, and the lease of its record. Without a lease, the session is a read-only copy."""
 
     def __init__(
         self, keeper: ModeBKeeper, store: SessionStore, session: ModeBSession, owner: str | None, lease: Lease | None
@@ -118,12 +119,12 @@ class _Held(LeaseHolder, Gate):
             self.write_by(lease)
 
     def write_by(self, lease: Lease) -> None:
-        """Write the record by this lease from now on."""
+        """Write the record with this lease from now on."""
         self.lease, lease.holder, self.session.output.gate = lease, self, self
 
     @property
     def works(self) -> bool:
-        """Whether there is work on the session that does not wait for input, or of which something was made."""
+        """Whether work on the session is under way that does not just wait for input, or that has produced output."""
         session = self.session
         if session.state is InputState.STARTED:
             return self.made or session.progress.ended
@@ -131,11 +132,11 @@ class _Held(LeaseHolder, Gate):
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be written, or waits for what was."""
+        """Whether a snapshot is due, the record is out of date, or outputs wait until they are settled."""
         return self._marked or self.behind or bool(self.session.output)
 
     def snapshot(self) -> None:
-        """Replace the record by the session as it is."""
+        """Replace the contents of the record by a snapshot of the session as it is now."""
         if self.lease is None:
             return
         self._marked, self.behind, self._mixed = False, self._store.degraded, True
@@ -148,7 +149,7 @@ class _Held(LeaseHolder, Gate):
 
     @asynccontextmanager
     async def fed(self, body: Mapping[str, Any] | None, size: int) -> AsyncIterator[None]:
-        """Do what ``ModeBKeeper.feeding`` does."""
+        """Feed ``body`` to the session in the block and write it to the log; see ``ModeBKeeper.feeding``."""
         session = self.session
         async with self._feeding:
             self._mixed = self.lease is not None and not self.lease.whole
@@ -180,33 +181,33 @@ class _Held(LeaseHolder, Gate):
             self._store.append(self.lease, entry)
 
     async def settled(self) -> None:
-        """Wait until the record has everything so far."""
+        """Wait until everything so far is settled in the record."""
         if self.lease is not None:
             if self._marked:
                 self.snapshot()
             await self._store.settle(self.lease)
 
     def use(self, users: int = 1) -> None:
-        """Count so many more requests and readers, for which the session stays here."""
+        """Add ``users`` requests and readers to those that use the session, and keep the session in this process."""
         self.users += users
         self.stay()
 
     def unuse(self) -> None:
-        """Count a request or a reader less."""
+        """Remove one request or reader from those that use the session."""
         self.users -= 1
 
     def linger(self, give_back: Callable[[_Held], None]) -> None:
-        """Call ``give_back`` a moment later, unless the session has to stay."""
+        """Call ``give_back`` after ``LINGER_SEC``, unless ``stay`` is called before."""
         self._resting = asyncio.get_running_loop().call_later(LINGER_SEC, give_back, self)
 
     def stay(self) -> None:
-        """Keep the session here until ``ModeBKeeper.rest`` is called again."""
+        """Keep the session in this process until ``ModeBKeeper.rest`` is called again."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
 
     def release(self, *, delete: bool) -> None:
-        """Write no more, and leave the record to others, or delete it."""
+        """Stop writing the record, and release its lease to other servers, or delete the record."""
         self.session.tell(done=None, forgotten=None)
         self.session.output.gate = None
         self.stay()
@@ -262,10 +263,10 @@ class _Held(LeaseHolder, Gate):
 
 
 class _Fetch:
-    """A session that is sought in the store, for all who want it with the same key."""
+    """A search for a session in the store, shared by all requests that look for it with the same key."""
 
     def __init__(self, fetched: Callable[[_Fetch], Coroutine[Any, Any, _Held | OmniError]], *, name: str) -> None:
-        """``fetched`` seeks it, in a task of this ``name``."""
+        """``fetched`` finds the session; it runs in a task of this ``name``."""
         #: How many wait for it.
         self.users = 0
         #: Done when its input begins to be fed again, as fast as the engine takes it.
@@ -274,16 +275,16 @@ class _Fetch:
         self.task = asyncio.create_task(fetched(self), name=name)
 
     def join(self) -> None:
-        """Count one more who waits for it."""
+        """Count one more request that waits for the session."""
         self.users += 1
 
     def leave(self) -> None:
-        """Count one less."""
+        """Count one request less."""
         self.users -= 1
 
 
 class ModeBKeeper:
-    """Finds the sessions of ``registry``, and keeps them in ``store``, if there is one: see the module."""
+    """Finds the sessions of ``registry``, and keeps them in ``store``, if there is a store; see the module."""
 
     def __init__(self, registry: ModeBRegistry, store: SessionStore | None = None) -> None:
         self.registry = registry
@@ -299,7 +300,7 @@ class ModeBKeeper:
 
     @asynccontextmanager
     async def opened(self, session: ModeBSession, owner: str | None) -> AsyncIterator[None]:
-        """Keep a new session, which is created and used in the block. If the block raises, nothing is left of it."""
+        """Keep a new session, which is created and used in the block. If the block raises, delete the session."""
         held: _Held | None = None
         if self._store is not None:
             lease = self._store.begin(session.id, kind=MODE_B_KIND, owner=owner)
@@ -317,11 +318,13 @@ class ModeBKeeper:
     async def using(
         self, session_id: str, key: ApiKey | None, *, client: str, patience: float | None = None
     ) -> AsyncIterator[ModeBSession]:
-        """Find a session, here or in the store, for the block.
+        """Find a session, here or in the store, for use in the block.
 
-        A session whose input is fed again is waited for, as long as the engine takes; after ``patience`` seconds it is
-        given as it is, which ``is_returning`` tells, and is to be looked at only. Raises what ``ModeBRegistry.get`` and
-        ``restored`` raise; SessionConflict if another server has it, and EngineOverloaded if the store does not answer.
+        If the input of a restored session is being fed to the engine again, wait until the engine has taken all of it.
+        After ``patience`` seconds, yield the session although ``is_returning``: the block may then only read its state.
+
+        Raises what ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session, and
+        EngineOverloaded if the store does not answer.
         """
         held = self._held.get(session_id)
         if held is not None:
@@ -335,9 +338,9 @@ class ModeBKeeper:
 
     @asynccontextmanager
     async def feeding(self, session: ModeBSession, body: Mapping[str, Any] | None, size: int) -> AsyncIterator[None]:
-        """Feed ``body`` of ``size`` bytes to a session in the block, or end its input; then wait until that is settled.
+        """Feed ``body`` of ``size`` bytes to a session in the block (None: end its input); then wait until it is kept.
 
-        What is accepted is kept even if the block raises.
+        Input that the session accepted is kept even if the block raises.
         """
         held = self._held.get(session.id)
         if held is None or held.lease is None:
@@ -347,14 +350,14 @@ class ModeBKeeper:
             yield
 
     def stop_returning(self, session_id: str, key: ApiKey | None) -> None:
-        """Cancel a session whose input is fed again: who cancels it need not wait until the engine has all of it."""
+        """Cancel a session whose input is being fed again, without waiting until the engine has taken all of it."""
         if session_id in self._returning:
             self.registry.get(session_id, key).cancel()
 
     async def cancel(self, session: ModeBSession) -> None:
-        """Cancel a session, and wait until the engine has stopped, and until that is settled.
+        """Cancel a session, and wait until the engine has stopped and the cancellation is settled.
 
-        Raises SessionConflict if another server has it.
+        Raises SessionConflict if another server has the session.
         """
         held = self._held.get(session.id)
         if held is not None and held.lease is None and self._store is not None:  # it has ended
@@ -366,7 +369,10 @@ class ModeBKeeper:
         await self.settled(session)
 
     async def settled(self, session: ModeBSession) -> None:
-        """Wait until the store has the session as it is. If it has ended, wait until the engine has released it."""
+        """Wait until the state of the session is settled in the store.
+
+        If the session has ended, also wait until the engine has released it.
+        """
         if not session.live:
             await session.wait_released()
         if (held := self._held.get(session.id)) is not None:
@@ -375,7 +381,7 @@ class ModeBKeeper:
     # in whose hands
 
     def rest(self, held: _Held) -> None:
-        """Give a session back, now or a moment later, if nothing is done for it."""
+        """Give a session back, now or after ``LINGER_SEC``, if it is at rest."""
         held.stay()
         session = held.session
         leaves = self._leaving and session.live and not held.behind
@@ -390,7 +396,7 @@ class ModeBKeeper:
             self._give_back(held)
 
     def lose(self, held: _Held, error: OmniError) -> None:
-        """End a session that another server has taken, or deleted."""
+        """End a session whose record another server has taken or deleted. Readers get ``error``."""
         self.drop(held)
         held.session.fail(error)
         self.registry.discard(held.session)
@@ -400,7 +406,7 @@ class ModeBKeeper:
         self.registry.discard(held.session)
 
     def drop(self, held: _Held | None, *, delete: bool = False) -> None:
-        """Write no more of a session, and leave its record to others, or delete it."""
+        """Stop writing the record of a session, and release its lease to other servers, or delete the record."""
         if held is not None and self._held.pop(held.session.id, None) is not None:
             held.release(delete=delete)
 
@@ -413,11 +419,11 @@ class ModeBKeeper:
     # taking
 
     def is_returning(self, session: ModeBSession) -> bool:
-        """Whether the input of a session is still fed again."""
+        """Whether the input of a restored session is still being fed to the engine again."""
         return session.id in self._returning
 
     def _fetch(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Fetch:
-        """Return how a session is fetched from the store: one at a time, for all who want it, until it is here."""
+        """Return the search for a session in the store: the running one, which all requests share, or a new one."""
         name = session_id, key_name(key)
         if (fetch := self._fetches.get(name)) is None or fetch.task.done():  # what it found may have been given back
             fetched = partial(self._fetch_for_all, session_id=session_id, key=key, client=client, store=store)
@@ -442,7 +448,10 @@ class ModeBKeeper:
         return held
 
     async def _sought(self, fetch: _Fetch, patience: float | None) -> _Held | None:
-        """Return what is fetched, which the caller uses; None if its input takes longer than ``patience`` to be fed."""
+        """Return the session that ``fetch`` finds, and count its caller as a user.
+
+        Returns None if the session's input is still being fed again after ``patience`` seconds.
+        """
         fetch.join()
         try:
             await asyncio.wait([fetch.task, fetch.feeds], return_when=asyncio.FIRST_COMPLETED)
@@ -461,7 +470,7 @@ class ModeBKeeper:
         return found
 
     def _leave(self, fetch: _Fetch) -> None:
-        """Wait no longer for what is fetched."""
+        """Stop waiting for ``fetch``; if it has found its session already, stop using the session."""
         fetch.leave()
         task = fetch.task
         if (
@@ -475,7 +484,7 @@ class ModeBKeeper:
     async def _fetched(
         self, fetch: _Fetch, session_id: str, key: ApiKey | None, client: str, store: SessionStore
     ) -> _Held:
-        """Return a session from the store, which the caller uses."""
+        """Take a session from the store and restore it. The caller counts as its first user."""
         found = await find_record(store, session_id, kind=MODE_B_KIND, key=key, token=None)
         if found.away_sec is not None:
             self._check_age(found.away_sec)
@@ -539,7 +548,10 @@ class ModeBKeeper:
         return held
 
     def _check_age(self, age: float) -> None:
-        """Raise SessionExpired or SessionNotFound for a session at rest for ``age`` seconds, as if it had been here."""
+        """Raise SessionExpired or SessionNotFound if a session that was at rest for ``age`` seconds is too old.
+
+        The ages are those at which ``ModeBRegistry`` expires and forgets a session in this process.
+        """
         if age >= 2 * self.registry.timeout:
             raise SessionNotFound("session not found", param="session_id")
         if age >= self.registry.timeout:
@@ -548,14 +560,14 @@ class ModeBKeeper:
     # the server
 
     def drain(self, error: OmniError) -> None:
-        """Give back the sessions that nobody uses, and each other one when nobody does; end those without any input."""
+        """Give back each session as soon as nobody uses it, and end the sessions that have no input yet."""
         self._leaving = True
         for held in [*self._held.values()]:
             self.rest(held)
         self.registry.drain(error)
 
     def end_all(self, error: OmniError) -> None:
-        """End every session here. Their records are as they were last written."""
+        """End every session in this process. Their records stay as they were last written."""
         for fetch in self._fetches.values():
             fetch.task.cancel()
         for held in [*self._held.values()]:
@@ -568,11 +580,12 @@ def _decoded(snapshot: bytes, entries: tuple[bytes, ...]) -> tuple[KeptModeB, li
 
 
 async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
-    """Bring a session that was restored from a snapshot to where it was.
+    """Bring a session that was restored from a snapshot up to date by the entries of its log.
 
-    Raises LookupError if the log does not fit, and what ``ModeBSession.feed`` raises, but for what a client was told.
+    The outputs are noted first, before anything is awaited: the answer, which begins anew, must continue after them.
 
-    The answer that begins anew is behind the outputs that were made: they are told again before anything is awaited.
+    Raises LookupError if the log does not fit the session, and what ``ModeBSession.feed`` raises, except for errors
+    that the client has received already.
     """
     for one in log:
         match one:
@@ -600,7 +613,7 @@ def _open_request(session: ModeBSession, request_id: str) -> Request:
 
 
 def _tell_again(session: ModeBSession, output: OutputChunk) -> None:
-    """Note an output of a restored session's answer, which readers may have seen, and store it."""
+    """Note an output of a restored session's answer, and store it. Readers may have seen the output already."""
     request = _open_request(session, output.request_id)
     entry, conversation = request.entry, session.conversation
     assert conversation is not None

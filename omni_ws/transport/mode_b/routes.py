@@ -86,7 +86,7 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 class ModeBRoutes(FrontEnd):
-    """The front end with the handlers of Mode B."""
+    """The front end of Mode B over HTTP: its routes and their handlers."""
 
     def __init__(self, app: Application, keeper: ModeBKeeper) -> None:
         super().__init__(app)
@@ -134,7 +134,7 @@ class ModeBRoutes(FrontEnd):
             await exchange.respond_json(201, self._status(session), [location])
 
     def _open(self, request: ChatRequest, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
-        """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
+        """Open and register a session, which takes over ``slot``. Raises InvalidRequest for a refused parameter."""
         conversation = self._registry.open(key)
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
@@ -171,7 +171,7 @@ class ModeBRoutes(FrontEnd):
             await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
-        """Respond with the state of a session, without waiting: that of the moment while its input is fed again."""
+        """Respond with the state of a session, without waiting for input that is being fed again."""
         async with self._session(exchange, patience=_STATUS_PATIENCE_SEC) as session:
             await exchange.respond_json(200, self._status(session))
 
@@ -184,10 +184,10 @@ class ModeBRoutes(FrontEnd):
             exchange.recording.ends_session()
 
     async def result(self, exchange: HttpExchange) -> None:
-        """Respond with the result: as events, as they are produced, or as one object.
+        """Respond with the result: as events while they are produced, or as one object.
 
-        For one object, wait for the end of the answer as long as ``?wait=`` says, and respond with 202 if it is not
-        complete then.
+        For one object, wait for the end of the answer for at most the seconds of ``?wait=``, and respond with 202 if
+        the answer is not complete by then.
         """
         now, wait = asyncio.get_running_loop().time, _wait(exchange)
         until = now() + wait
@@ -227,12 +227,12 @@ class ModeBRoutes(FrontEnd):
         return self._authenticator.authenticate(exchange.request)
 
     def _limit_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
-        """Throttle the body to the key's rate, and charge it to the server's budget."""
+        """Throttle the body to the key's rate, and charge the body to the server's budget."""
         exchange.limit_input(self._sessions.admission.input_pace(key), Share(self._sessions.budget))
 
     @asynccontextmanager
     async def _session(self, exchange: HttpExchange, *, patience: float | None = None) -> AsyncIterator[ModeBSession]:
-        """Find the session of the path, if it belongs to the key. Raises what ``ModeBKeeper.using`` raises."""
+        """Find the session that the path names, if the request's key owns it. Raises as ``ModeBKeeper.using`` does."""
         key = self._authenticate(exchange)
         client = exchange.request.client
         session_id = exchange.path_parameters["id"]
@@ -286,7 +286,10 @@ def _wait(exchange: HttpExchange) -> float:
 
 
 def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
-    """Return whether a reader wants events: by ``Accept``, or if that names both forms or neither, by the session."""
+    """Return whether a reader wants events rather than one object.
+
+    ``Accept`` decides; if it names both forms or neither, the choice made when the session was opened.
+    """
     accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
     events, whole = "text/event-stream" in accepted, "application/json" in accepted
     return session.form.events if events is whole else events
@@ -369,8 +372,8 @@ class ResultReader:
 class NumberedEvents:
     """An EventSink that numbers events from 1 on and skips those that the client has received.
 
-    The head of the response is deferred until there is an event to send. If there is none, the response is a 204; an
-    unknown ``Last-Event-ID`` is refused with a status.
+    The head of the response is deferred until there is an event to send. If no event follows, the response is a 204; an
+    unknown ``Last-Event-ID`` is refused with an error status.
     """
 
     def __init__(self, exchange: HttpExchange, last_event_id: int) -> None:
@@ -414,7 +417,7 @@ class NumberedEvents:
         raise RuntimeError("never writable")
 
     async def write(self, data: bytes) -> None:
-        """Write an event with its number, after the head, unless the client has it; heartbeats have no number."""
+        """Write an event with its number, unless the client has the event. Heartbeats have no number."""
         if data != server_frames.HEARTBEAT_BLOCK:
             self._number += 1
             if self._number <= self._last_event_id:
@@ -429,7 +432,7 @@ class NumberedEvents:
         await self._exchange.write(data)
 
     async def caught_up(self) -> None:
-        """Send the head, if the response has started: all events so far are written, and more may follow."""
+        """Send the head, if ``start`` was called: all events so far are written, and more may follow."""
         if self._started:
             self._check_number()
             await self._send_head()
@@ -481,7 +484,7 @@ def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[s
 
 
 def _file(audio: bytes, target: AudioFormat) -> bytes:
-    """Turn an audio stream into a file: replace the header of a WAV stream, which lacks the length."""
+    """Turn an audio stream into a file: write the length into the header of a WAV stream."""
     if target.encoding is not AudioEncoding.WAV or not audio:
         return audio
     header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)
@@ -507,11 +510,11 @@ class ModeBReaders(FrontEnd):
         router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
 
     def is_meant(self, request: HttpRequest) -> bool:
-        """Return whether a handshake names a Mode B session; with a ``resume_token`` it resumes a native session."""
+        """Return whether a handshake names a Mode B session. With a ``resume_token`` it names a native one."""
         return "session_id" in request.query and "resume_token" not in request.query
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept a handshake. Raises NotFound and Unauthenticated; a frame reports all other errors."""
+        """Accept a handshake. Raises NotFound and Unauthenticated; a frame reports later errors."""
         check_enabled(self._streaming)
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
@@ -566,8 +569,8 @@ class ModeBReaders(FrontEnd):
 class ModeBReader:
     """One WebSocket that reads the answer of a Mode B session from its beginning.
 
-    ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays nobody but itself: the
-    session goes on, and the connection is closed after ``write_timeout``.
+    ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays only itself: the session
+    goes on, and the connection is closed after ``write_timeout``.
     """
 
     def __init__(
@@ -589,7 +592,7 @@ class ModeBReader:
         self._refusal: OmniError | None = None
 
     async def run(self) -> None:
-        """Send the whole answer until the session ends, and close the connection with the code for that end."""
+        """Send the whole answer until the session ends, then close the connection with the code for how it ended."""
         self._writing = asyncio.create_task(self._write_all(), name=f"output of {self._session.id}")
         self._connection.attach(self)
         try:
@@ -618,7 +621,7 @@ class ModeBReader:
             await self._send(data, is_text=not is_binary)
 
     async def _next(self, position: int) -> tuple[int, ServerMessage] | None:
-        """Wait for the next message, and send pings meanwhile.
+        """Wait for the message after ``position``, and send pings meanwhile. Returns the new position and the message.
 
         Proxies drop silent connections, and a ping over a broken connection reveals that it is broken.
         """
@@ -648,7 +651,7 @@ class ModeBReader:
         await self._connection.close_in_time(code or CloseCode.NORMAL_CLOSURE, reason)
 
     def _write(self, data: bytes) -> None:
-        """Send a small frame without waiting. While too much is unwritten, the client is not read."""
+        """Send a small frame without waiting. While too many bytes are unwritten, input from the client is not read."""
         if self._connection.is_open:
             self._connection.write_message(data, is_text=True)
 

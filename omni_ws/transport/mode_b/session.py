@@ -66,8 +66,8 @@ _TRANSITIONS: Final = {
 class ResultForm:
     """The form in which the client that opened a session wants its result.
 
-    ``events``: readers receive an event stream, unless they ask for one of the two forms. ``names`` maps the fields of
-    the configuration to those of the body that opened the session, for errors.
+    ``events``: readers receive an event stream, unless they ask for another form. ``names`` gives for each field of the
+    configuration its name in the body that opened the session, for error messages.
     """
 
     options: ResponseOptions
@@ -77,7 +77,7 @@ class ResultForm:
 
 
 class SavedModeB(msgspec.Struct, kw_only=True):
-    """A session of Mode B in a form that can be written to bytes, live or ended."""
+    """A session of Mode B, live or ended, in a form that can be encoded as bytes."""
 
     session_id: str
     #: Name of the key that opened it.
@@ -97,8 +97,8 @@ class SavedModeB(msgspec.Struct, kw_only=True):
 class ModeBSession(Attachment):
     """A session of Mode B: the Attachment of a Session with a single request, whose output it stores for readers.
 
-    ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called with each change to a
-    state other than OPEN and STARTED. Only ``_set_state`` changes the state::
+    ``slot`` holds the session's slot in admission, and is closed when the work on the session is done. ``on_end`` is
+    called at each change to a state other than OPEN and STARTED. Only ``_set_state`` changes the state::
 
         OPEN -> STARTED             work on the request begins
         STARTED -> FINISHED         the answer is complete
@@ -122,7 +122,7 @@ class ModeBSession(Attachment):
         slot: ExitStack,
         on_end: Callable[[ModeBSession], None],
     ) -> None:
-        """``session`` is None if it has ended in another server."""
+        """``session`` is None for a session that ended at another server. ``created_at`` is Unix time in seconds."""
         self.id = session_id
         #: Unix time in seconds.
         self.created_at = created_at
@@ -161,7 +161,11 @@ class ModeBSession(Attachment):
         self._forgotten: Callable[[], None] | None = None
 
     def tell(self, *, done: Callable[[], None] | None, forgotten: Callable[[], None] | None) -> None:
-        """Call ``done`` once the work is done and everything released, ``forgotten`` when the registry forgets it."""
+        """Set two callbacks; None for none.
+
+        ``done`` is called once the work is done and all is released, ``forgotten`` when the registry forgets the
+        session.
+        """
         self._done, self._forgotten = done, forgotten
 
     def begin(self) -> None:
@@ -177,7 +181,7 @@ class ModeBSession(Attachment):
     # saved
 
     def saved_for(self, owner: str | None) -> SavedModeB:
-        """Return the session as a value. ``owner`` is the name of the key that opened it."""
+        """Return the session as a SavedModeB. ``owner`` is the name of the key that opened the session."""
         session = self._session if self.live else None
         return SavedModeB(
             session_id=self.id,
@@ -194,9 +198,9 @@ class ModeBSession(Attachment):
         )
 
     def restore(self, saved: SavedModeB) -> None:
-        """Take over the state of a saved session; ``begin`` follows if it is live. If this raises, nothing is left.
+        """Take over the state of a saved session. Call ``begin`` afterwards if the session is live.
 
-        Raises what ``Session.restore`` and ``OutputLog.restore`` raise.
+        Raises what ``Session.restore`` and ``OutputLog.restore`` raise; nothing is charged then.
         """
         self.state, self.started, self.expired_because = saved.state, saved.started, saved.expired_because
         self.error = None if saved.error is None else saved.error.restored()
@@ -213,12 +217,12 @@ class ModeBSession(Attachment):
 
     @property
     def conversation(self) -> Conversation | None:
-        """What answers the request; None when the work is done."""
+        """The conversation, which answers the request; None when the work is done."""
         return None if self._session is None else self._session.conversation
 
     @property
     def _live_conversation(self) -> Conversation:
-        """What answers the request of a live session."""
+        """The conversation of a live session."""
         assert self._session is not None
         return self._session.conversation
 
@@ -229,7 +233,7 @@ class ModeBSession(Attachment):
 
     @property
     def busy(self) -> bool:
-        """Whether anything is done for the session: a body is received, or there is work that is not done."""
+        """Whether a body is being received, the engine answers, or work on an ended session is not finished."""
         return (self._bodies > 0 or self.state is InputState.STARTED) if self.live else self._session is not None
 
     @property
@@ -252,7 +256,7 @@ class ModeBSession(Attachment):
 
     @property
     def progress(self) -> InputProgress:
-        """How much input has arrived: of a live session, a new record."""
+        """How much input has arrived. For a live session, each call returns a new record."""
         return InputProgress.of(self._live_conversation.stream) if self.live else self._progress
 
     @property
@@ -261,12 +265,12 @@ class ModeBSession(Attachment):
         return self._live_conversation.get_timer() if self.live else self.kept_until
 
     def failure(self) -> OmniError:
-        """Return the error to raise to a reader of an incomplete result: a copy, since raising changes an exception."""
+        """Return the error to raise to a reader of an incomplete result: a copy, as raising changes an exception."""
         return copy.copy(self.error) if self.error is not None else SessionConflict("the session was cancelled")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count a reader for the block. Raises RateLimited beyond ``MAX_READERS``."""
+        """Count one reader while the block runs. Raises RateLimited beyond ``MAX_READERS``."""
         if self._readers >= MAX_READERS:
             raise RateLimited(f"at most {MAX_READERS} readers per answer", retry_after_ms=1000)
         self._readers += 1
@@ -280,8 +284,8 @@ class ModeBSession(Attachment):
     async def feed(self, chunks: Iterable[BodyChunk]) -> None:
         """Accept the chunks of a body one by one, waiting while the engine is behind.
 
-        A chunk that is refused does not affect the others; the first refusal is raised at the end. Raises at once an
-        error that ends the session or that concerns its state.
+        A chunk that is refused does not affect the others; the first refusal is raised at the end. An error that ends
+        the session or that concerns its state is raised immediately, and the rest of the body is not fed.
         """
         refusal: OmniError | None = None
         for index, chunk in enumerate(chunks, 1):
@@ -316,7 +320,7 @@ class ModeBSession(Attachment):
             await self.ended.wait()
 
     def finish(self) -> None:
-        """End the input, after a gap if one is open. Idempotent, and allowed after the end of the session."""
+        """End the input, even if it has a gap. Idempotent, and allowed after the end of the session."""
         if self.live:
             try:
                 self._live_conversation.finish()
@@ -328,7 +332,7 @@ class ModeBSession(Attachment):
 
     @contextmanager
     def incoming(self) -> Iterator[None]:
-        """Suspend the session time-out for the block, in which a body is received and its chunks are fed.
+        """Suspend the session time-out while the block receives a body and feeds its chunks.
 
         A body without a chunk does not restart the time-out, which may end the session after the block.
         """
@@ -341,7 +345,7 @@ class ModeBSession(Attachment):
             self._suspend_timeout()
 
     def _take(self, content: ChunkOrRefusal) -> None:
-        """Accept a chunk. If it is refused, its number is used up, and the error is raised."""
+        """Accept a chunk. Raises the error of a refused chunk, whose number counts as received: it leaves no gap."""
         conversation, now = self._live_conversation, self._loop.time()
         conversation.stream.touch(now=now)
         match content:
@@ -370,7 +374,7 @@ class ModeBSession(Attachment):
             self._live_conversation.suspend_time(self._bodies > 0)
 
     def _input_accepted(self) -> None:
-        """Note that work has started, if it has: input that has ended has started it, unless it was empty."""
+        """Change to STARTED if work on the request has begun, or its input has ended and is not empty."""
         if self.live:
             stream = self._live_conversation.stream
             current = stream.current
@@ -392,7 +396,10 @@ class ModeBSession(Attachment):
                 self._live_conversation.stream.touch(now=self._loop.time())
 
     def _hold_clocks(self, *, held: bool) -> None:
-        """Count a body that waits for room: meanwhile the clock of a gap, which it may fill, stands still."""
+        """Count a body that waits for room (``held``), or no longer waits.
+
+        While any body waits, gaps do not time out: the body may fill them.
+        """
         self._waiting_bodies += 1 if held else -1
         if self.live:
             self._live_conversation.hold_time(self._waiting_bodies > 0, now=self._loop.time())
@@ -403,7 +410,7 @@ class ModeBSession(Attachment):
     # the end
 
     def limit(self, seconds: float) -> None:
-        """Let the session fail if it is still live ``seconds`` after it was created, here or at another server."""
+        """Fail the session if it is still live ``seconds`` after its creation, whether here or at another server."""
         assert self._session is not None
         left = max(0.0, seconds - self._session.age_at_restore)
         self._length_timer = self._loop.call_later(left, self.fail, session_too_long(seconds))
@@ -424,18 +431,18 @@ class ModeBSession(Attachment):
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def keep(self, until: float) -> None:
-        """Keep what is known of the ended session until then; see ``kept_until``."""
+        """Set ``kept_until``: when the registry expires, or then forgets, the ended session (loop's clock)."""
         self.kept_until = until
 
     def forget(self) -> None:
-        """Discard the result, as the registry forgets the session."""
+        """Discard the result. The registry calls this when it forgets the session."""
         self.kept_until = None
         self.output.discard()
         if self._forgotten is not None:
             self._forgotten()
 
     def evict(self) -> None:
-        """End a session without input, and release its slot at once for another."""
+        """End a session without input, and release its slot immediately to another session."""
         self.expired_because = WHY_EVICTED
         self._stop(InputState.EXPIRED, SessionTimeout(self.expired_because))
         self._slot.close()
@@ -476,7 +483,7 @@ class ModeBSession(Attachment):
     # the work
 
     def _work_done(self, session: Session, task: asyncio.Task[None]) -> None:
-        """Release everything when the task is done, which includes a task cancelled before it began."""
+        """Release everything when ``task`` is done, even if it was cancelled before it began."""
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged: the conversation has reported it
         if not session.has_ended:
@@ -494,7 +501,7 @@ class ModeBSession(Attachment):
     # Attachment
 
     def output_ready(self) -> None:
-        """Store the messages of the conversation in the output log."""
+        """Store the messages that are ready in the output log, and change the state accordingly."""
         assert self._session is not None
         conversation = self._session.conversation
         while self.output.ready:
@@ -516,7 +523,7 @@ class ModeBSession(Attachment):
                     self.error = message
 
     def _complete(self, conversation: Conversation, final: FinalChunk | None) -> None:
-        """End the session with its answer; ``final`` is None if the answer has none."""
+        """End the session as its answer ends; ``final`` is None if the answer has no final."""
         conversation.close()
         self._slot.close()
         if final is not None and ended_normally(final):
@@ -552,7 +559,7 @@ LOW_WATER_SHARE: Final = 3 / 4
 class ModeBRegistry:
     """The Mode B sessions of a server, and the stored results of those that have ended.
 
-    It finds them by id, each only for the key that opened it.
+    The registry finds sessions by id, each only for the key that opened it.
 
     A session passes through these stages::
 
@@ -561,14 +568,14 @@ class ModeBRegistry:
         expired    its id is known, and answered with ``session_expired``   for another session time-out
         forgotten  its id is unknown
 
-    A live session that times out or is evicted from its slot is expired at once.
+    A live session that times out or is evicted from its slot skips the stage *stored*.
 
     Stored and expired sessions are due in the order in which they entered their stage, because both stages last
     equally long: one queue and one timer serve them all.
     """
 
     def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
-        """``survive``: sessions keep what is needed to save them at any time, as with a store."""
+        """``survive``: sessions keep the data needed to save them at any time, as they do with a store."""
         config = sessions.config
         self._survive = survive or sessions.store is not None
         self._sessions = sessions
@@ -586,11 +593,11 @@ class ModeBRegistry:
         self._ending: list[ModeBSession] = []
 
     def __len__(self) -> int:
-        """Return the number of sessions known, including ended ones."""
+        """Return the number of known sessions, including ended ones."""
         return len(self._by_id)
 
     def open(self, key: ApiKey | None, *, session_id: str | None = None) -> Conversation:
-        """Open the conversation of a session, to be configured and added. ``session_id`` is set if it is restored."""
+        """Open a conversation for a session, to be configured and added. ``session_id`` is set for a restored one."""
         return self._sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
@@ -634,16 +641,17 @@ class ModeBRegistry:
         return msgspec.msgpack.encode(session.saved_for(owner))
 
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> ModeBSession:
-        """Continue a session that was saved, for ``key``, which opened it. An ended one is kept for a full time again.
+        """Continue a saved session. ``key`` must be the one that opened it.
 
-        Raises SessionNotFound and EngineOverloaded as ``Sessions.restore`` does, and what ``Admission.take`` raises.
+        An ended session is stored for the whole session time-out again. Raises SessionNotFound and EngineOverloaded as
+        ``Sessions.restore`` does, and what ``Admission.take`` raises.
         """
         with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedModeB)
         return self.restored(saved, key, client=client)
 
     def restored(self, saved: SavedModeB, key: ApiKey | None, *, client: str = "") -> ModeBSession:
-        """Do what ``restore`` does, with the value."""
+        """Continue a saved session, as ``restore`` does, from its decoded form."""
         slot = ExitStack()
         try:
             with refused_as_not_found():
@@ -693,7 +701,7 @@ class ModeBRegistry:
         return session
 
     def discard(self, session: ModeBSession) -> None:
-        """End and forget a session: its client does not know its id, or another server goes on with it."""
+        """End and forget a session whose client does not know its id, or that another server continues."""
         if session.live:
             session.cancel()
         self._forget(session)
@@ -756,7 +764,10 @@ class ModeBRegistry:
         self._arm()
 
     def _evict_results(self, wanted: int) -> None:
-        """Expire results to make room for ``wanted`` bytes: repeatedly, the oldest one of the key that holds most."""
+        """Expire results to make room for ``wanted`` bytes.
+
+        Repeatedly expires the oldest result of the key whose results are largest in total.
+        """
         kept: dict[str | None, deque[ModeBSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
@@ -820,8 +831,8 @@ class InputProgress:
     def take_late(self, content: ChunkOrRefusal) -> None:
         """Count a chunk that arrives after the session has ended.
 
-        A repeated chunk is a duplicate, and another end of input is ignored. If the answer was complete before its
-        input, the rest of the input is accepted up to its end, and discarded.
+        A repeated chunk counts as a duplicate, and another end of input is ignored. If the answer was complete before
+        its input had ended, the rest of the input is accepted up to its end, and discarded.
 
         Raises the error of a chunk that was refused, SessionConflict for input that is not accepted any more, and
         PayloadTooLarge beyond ``max_total_bytes``.
