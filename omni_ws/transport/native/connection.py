@@ -1,27 +1,30 @@
 """Connections of sessions: StreamConnection, a WebSocket with backpressure, and SoleConnection, a kind of Attachment.
 
-A ``StreamConnection`` is websockets' ``ServerConnection``. The library does the handshake, control frames, the closing
-handshake, and everything that is wrong or unusual. Whole data frames are handled here, because each of many clients
-sends fifty small frames a second.
+A ``StreamConnection`` is websockets' ``ServerConnection``. The library does the handshake, control frames and the
+closing handshake, and handles everything that is wrong or unusual. Whole data frames are handled in this module,
+because each of many clients sends fifty small frames a second.
 
 **Whole data frames bypass the parser.** The library wakes a task for each message, through a queue. Here
-``data_received`` finds the frames in what was read, and calls the receiver. The parser is given control frames only,
-each of them whole, so that it always stands at the boundary of two frames. At the first frame that is anything but a
-whole message or a control frame without extensions, or is too large, it takes over from that boundary for the rest of
-the connection, and reports errors in its own words. The beginning of a frame waits in ``_incomplete`` for the rest.
+``data_received`` finds the frames in the bytes that were read, and calls the receiver. The parser is given only whole
+control frames, so that it always stands at a boundary of frames. The bypass ends at the first frame that is neither a
+whole message nor a control frame, is too large, or uses an extension: the parser takes over at that boundary for the
+rest of the connection, and reports errors in its own words. The beginning of a frame waits in ``_incomplete`` for the
+rest.
 
-**Reading pauses for several reasons at once** (``Pause``): the engine is behind, too much output is unwritten, there is
-no session yet, or the client sent more than its key allows. The socket is read again when the last reason is gone. What
-had been read by then waits in ``_pending``. As asyncio does not report the end of a socket that it does not read, a
-Recheck asks the kernel.
+**Reading pauses for any of several reasons** (``Pause``): the engine is behind, too much output is unwritten, there is
+no session yet, or the client sent more than its key allows. The socket is read again when the last reason is gone.
+Bytes that were read before the pause wait in ``_pending``. As asyncio does not report the end of a socket that it does
+not read, a Recheck asks the kernel.
 
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
-``_FRAMES_PER_PASS``, and those after a large one, wait as well, so that other connections get their share.
+``_FRAMES_PER_PASS``, and those after a large frame, wait in ``_pending`` as well, so that other connections get their
+share.
 
 **Memory.** Unfinished messages are charged to the account of the session, or to the budget of the server before there
-is a session. When that has no room, the session ends, and the rest of the input is discarded, as the boundaries of its
-frames are lost. Unwritten output is charged as well: answers, pongs, errors. Beyond MAX_UNWRITTEN_BYTES the client is
-not read; a client that takes almost nothing for ``write_timeout`` is a SlowConsumer.
+is a session. When the account or budget has no room, the session ends, and the rest of the input is discarded, as the
+boundaries of its frames are lost. Unwritten output is charged as well: answers, pongs, errors. While more than
+MAX_UNWRITTEN_BYTES are unwritten, the client's input is not read; a client that takes almost nothing for
+``write_timeout`` seconds is a SlowConsumer.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ class FrameReceiver(Protocol):
         """Note that the peer has sent a pong."""
 
     def reading_changed(self) -> None:
-        """Note that a pause in reading that may last has begun or ended: see ``is_reading`` of the connection."""
+        """Note that a possibly long pause in reading has begun or ended; see ``PausedReading.is_reading``."""
 
     def resume_output(self) -> None:
         """Resume writing, as the write buffer is below its low-water mark."""
@@ -103,7 +106,7 @@ class FrameReceiver(Protocol):
         """End the session with ``error``: a message is too long, there is no room for it, or the peer does not read."""
 
     def connection_closing(self) -> None:
-        """Stop sending: the peer has closed, broken the protocol, or is gone. May be called repeatedly."""
+        """Stop sending: the peer has closed, has broken the protocol, or is gone. May be called repeatedly."""
 
 
 _NO_PAUSE: Final = Pause.NONE  # compared faster than a combination of flags
@@ -111,7 +114,7 @@ _MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
 class PausedReading:
-    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left."""
+    """Mixin of connections that pause reading for any of several reasons, and resume it when no reason is left."""
 
     #: The connection sets these two. ``heard_at``: when the peer last sent something (of what is processed now).
     loop: asyncio.AbstractEventLoop
@@ -128,14 +131,14 @@ class PausedReading:
         """Stop reading the socket: the first pause begins."""
 
     def _read_on(self) -> None:
-        """Process input that waits, and then read the socket again. Called when at most PASS is left of the pauses."""
+        """Process pending input, then read the socket again. Called when no reason to pause but PASS is left."""
 
     def _next_pass(self) -> None:
-        """Process input that waited for this pass of the event loop."""
+        """Process input that was left for this pass of the event loop."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether the socket is read, except for momentary pauses, so that silence is due to the peer."""
+        """Whether the socket is read, apart from momentary pauses. Only then is silence the peer's own."""
         return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
 
     @property
@@ -144,16 +147,16 @@ class PausedReading:
         return self._pauses is not _NO_PAUSE and Pause.PACE in self._pauses
 
     def limit_input(self, pace: Callable[[int], float] | None) -> None:
-        """Limit the rate of input from now on: ``pace`` gets the size of each read, and returns how long to pause."""
+        """Limit the rate of input from now on. ``pace`` gets the size of a read, and returns the seconds to pause."""
         self._input_pace = pace
 
     def touch(self) -> float:
-        """Restart the silence of the peer, and return the time."""
+        """Measure the silence of the peer from now on, and return the current time."""
         self.heard_at = self.loop.time()
         return self.heard_at
 
     def pause_reading(self, reason: Pause) -> None:
-        """Stop reading the socket until ``resume_reading`` was called for each reason."""
+        """Stop reading the socket until ``resume_reading`` has been called for each reason given."""
         if not self._pauses:
             self._stop_reading()
         rested = self._pauses & RESTS
@@ -178,7 +181,7 @@ class PausedReading:
             self._read_on()
 
     def end_pass(self) -> None:
-        """Let other connections have a turn before the next message, as the last one may have been much work."""
+        """Let other connections have a turn before the next message, since this message may have caused much work."""
         self.pause_reading(Pause.TURN)
         self.loop.call_soon(self.resume_reading, Pause.TURN)
 
@@ -189,7 +192,7 @@ class PausedReading:
             self.loop.call_soon(self._next_pass)
 
     def _keep_pace(self, seconds: float) -> None:
-        """Pause reading for ``seconds``. Bytes just received are processed after that: a burst gains nothing."""
+        """Pause reading for ``seconds``, before bytes just received are processed: so a burst gains nothing."""
         if seconds > 0:
             self.pause_reading(Pause.PACE)
             self._end_pace()
@@ -241,11 +244,15 @@ _PARSER_BYTES_PER_PASS: Final = 1024
 
 
 class Parsing(enum.Enum):
-    """The ways of parsing the bytes that are read, and thus the state of a StreamConnection's input.
+    """The way in which received bytes are parsed: the state of a StreamConnection's input.
 
-    EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
-    to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
-    of them to DISCARDED when the budget has no room for a message.
+    Transitions::
+
+        EARLY -> DIRECT             ``attach``, without extensions
+        EARLY -> LIBRARY            ``attach`` with extensions; ``ignore_messages``
+        DIRECT -> LIBRARY           an unusual frame, or a closing frame
+        DIRECT, LIBRARY -> DEPARTED the peer hangs up while reading is paused
+        any -> DISCARDED            the budget has no room for a message
     """
 
     EARLY = "kept until there is a session"
@@ -261,7 +268,7 @@ _DIRECT: Final = Parsing.DIRECT
 
 
 class StreamConnection(PausedReading, ServerConnection):
-    """A WebSocket connection that hands whole messages to its receiver within ``data_received``; see the module."""
+    """A WebSocket connection that passes whole messages to its receiver within ``data_received``; see the module."""
 
     # With these attributes among its own, each connection would have a dictionary of 1.6 KB.
     __slots__ = (
@@ -281,7 +288,7 @@ class StreamConnection(PausedReading, ServerConnection):
     ) -> None:
         """``budget`` is charged for unfinished messages and unwritten output. ``write_timeout`` is in seconds.
 
-        ``input_pace`` is called with each number of bytes received, and returns the seconds for which to pause reading.
+        ``input_pace`` is called with the size of each read in bytes, and returns for how many seconds to pause reading.
         """
         super().__init__(*arguments, **options)
         self._receiver: FrameReceiver | None = None
@@ -311,7 +318,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._answer: asyncio.Future[None] | None = None
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """Hand messages to ``receiver`` from now on, beginning with those that have arrived already.
+        """Pass messages to ``receiver`` from now on, beginning with those that have arrived already.
 
         ``account`` is the byte budget of the session, which is charged from now on.
         """
@@ -343,7 +350,7 @@ class StreamConnection(PausedReading, ServerConnection):
         return self.state is State.OPEN and not self.transport.is_closing()
 
     async def answers(self) -> bool:
-        """Ping a peer that has no session yet. Returns whether it sends anything in time, and has not closed."""
+        """Ping a peer that has no session yet. Returns whether it sends anything within ANSWER_SEC but a close."""
         if not self.is_open:
             return False
         before = len(self._pending)
@@ -396,7 +403,7 @@ class StreamConnection(PausedReading, ServerConnection):
             self.send_data()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Close the connection; abort it if that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
+        """Close the connection; abort it if that takes longer than CLOSE_TIMEOUT_SEC. Truncates a long ``reason``."""
         reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
@@ -451,7 +458,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._count_unwritten()
 
     def _count_unwritten(self) -> None:
-        """Charge unwritten bytes, and pause reading from a client that leaves too many of them."""
+        """Charge the unwritten bytes, and pause reading while there are more than MAX_UNWRITTEN_BYTES."""
         size = self.transport.get_write_buffer_size()
         self._unwritten = self._unwritten or Share(self._unfinished.budget)
         self._unwritten.force(size)
@@ -519,7 +526,7 @@ class StreamConnection(PausedReading, ServerConnection):
             self.resume_reading(Pause.PASS)
 
     def _check_hang_up(self) -> None:
-        """If the peer has hung up while it was not read, read the rest of its input, for a closing frame only."""
+        """If the peer has hung up during a pause, read the rest of its input, but only to find a closing frame."""
         if hang_up(self.transport) is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
@@ -528,7 +535,7 @@ class StreamConnection(PausedReading, ServerConnection):
     # frames
 
     def _take_frames(self, data: bytes, start: int) -> int:
-        """Hand over the frames of ``data`` from ``start`` on. Returns the position of the first byte not handled."""
+        """Pass on the frames of ``data`` from ``start`` on. Returns the position of the first byte left over."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
         for _ in _FRAMES_PER_PASS:
@@ -570,9 +577,9 @@ class StreamConnection(PausedReading, ServerConnection):
         return start
 
     def _keep(self, data: bytes, start: int, wanted: int) -> int:
-        """Keep the beginning of a frame until the rest arrives; leave wrong bytes to the library.
+        """Keep the beginning of a frame until ``wanted`` bytes have arrived; leave invalid bytes to the library.
 
-        Returns the position where it stopped.
+        Returns the position of the first byte of ``data`` that was not kept.
         """
         if start == len(data):
             return start
@@ -585,7 +592,7 @@ class StreamConnection(PausedReading, ServerConnection):
         return len(data)
 
     def _completed(self, data: bytes) -> bytes:
-        """Append ``data`` to the incomplete frame. Returns both together, or b"" while more is needed."""
+        """Append ``data`` to the incomplete frame. Returns both together, or b"" if the frame is still incomplete."""
         self._incomplete += data
         if len(self._incomplete) < self._wanted:
             self._charge_unfinished(len(self._incomplete))
@@ -613,7 +620,7 @@ class StreamConnection(PausedReading, ServerConnection):
     # the library's parser
 
     def _take_slice(self, data: bytes, start: int) -> int:
-        """Let the library parse some bytes of ``data`` from ``start`` on. Returns the position where it stopped."""
+        """Let the library parse some of ``data`` from ``start`` on. Returns the position of the first byte left."""
         if self._parsing is Parsing.DISCARDED:
             return len(data)
         end = min(len(data), start + _PARSER_BYTES_PER_PASS)
@@ -655,7 +662,7 @@ class StreamConnection(PausedReading, ServerConnection):
 
 
 def _has_farewell(data: bytes) -> bool:
-    """Return whether there is a closing frame among the frames of ``data``, the last of which may be incomplete."""
+    """Return whether ``data`` contains a closing frame. ``data`` consists of frames, the last possibly incomplete."""
     start = 0
     while start + 1 < len(data):
         if data[start] == _CLOSE:
@@ -679,7 +686,7 @@ def stream_accepted(
     subprotocol: str | None = None,
     max_size: int | None = None,
 ) -> UpgradeDecision:
-    """Return the decision to ``serve`` a handshake over a StreamConnection, within the limits of ``key``.
+    """Accept a handshake: ``serve`` gets a StreamConnection, which keeps to the limits of ``key``.
 
     ``max_size`` limits a message, in bytes; None for the size of the longest chunk.
     """
@@ -725,7 +732,7 @@ class SoleLink(Protocol):
 
 
 class WatchedPeer(ABC):
-    """Mixin of receivers that ping a silent peer, and find out by that whether it is gone. They set the attributes."""
+    """Mixin of receivers that ping a silent peer, to find out whether it is gone. Subclasses set the attributes."""
 
     _connection: SoleLink
     _keep_alive: KeepAlive
@@ -734,14 +741,14 @@ class WatchedPeer(ABC):
     @property
     @abstractmethod
     def _listening(self) -> bool:
-        """Whether the peer is still wanted."""
+        """Whether the connection still has a session to serve."""
 
     @abstractmethod
     def connection_closing(self) -> None:
         """Note that the peer is gone."""
 
     def _watch_peer(self) -> None:
-        """Have the peer checked when it may have been silent for too long."""
+        """Schedule the next ``check_peer``, for when the peer may have been silent too long."""
         self._keep_alive.heard(self._connection.heard_at)
         self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=self._connection.is_reading))
 
@@ -749,7 +756,7 @@ class WatchedPeer(ABC):
         self._rounds.forget(self.check_peer)
 
     def check_peer(self, now: float) -> float | None:
-        """Ping a silent peer, or close the connection of one that did not answer; see CheckPeer."""
+        """Ping a silent peer, or close the connection if the peer did not answer a ping. A CheckPeer."""
         if not self._listening:
             return None
         listening = self._connection.is_reading
@@ -762,7 +769,7 @@ class WatchedPeer(ABC):
 
 
 class ConnectedSession(WatchedPeer, Attachment):
-    """Base class of Attachments of sessions to connections: handles pauses, and writes in the next pass of the loop.
+    """Base class of Attachments of sessions to connections: handles pauses, writes output in the next pass of the loop.
 
     A subclass receives the messages of the client, and writes the messages of the outbox.
     """

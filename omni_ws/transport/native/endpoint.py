@@ -1,6 +1,7 @@
-"""The native WebSocket, ``/v1/streaming_input``: its front end, which opens and resumes sessions; and WebSocketSession.
+"""The native WebSocket, ``/v1/streaming_input``: StreamingInput, its front end, and WebSocketSession.
 
-WebSocketSession is the attachment of a session to a connection. The encoding of its messages is here, too.
+StreamingInput opens and resumes sessions; a WebSocketSession attaches a session to a connection. This module also
+encodes the messages of the native protocol.
 """
 
 from __future__ import annotations
@@ -176,9 +177,9 @@ class WebSocketSession(ConnectedSession):
     # life
 
     async def run(self) -> None:
-        """Serve the session until the session or the connection is over, and close the connection with the code for it.
+        """Serve the session until it or the connection is over; then close the connection with the code for the reason.
 
-        ``session.attach`` must have been called with this object.
+        Call ``session.attach`` with this object before.
         """
         try:
             self._writing = True
@@ -195,7 +196,7 @@ class WebSocketSession(ConnectedSession):
             self._session.detach(self)
 
     def _leave(self, close: Callable[[], Awaitable[None]] | None) -> None:
-        """Stop serving the session: ``run`` calls ``close``, and returns. Only the first call counts."""
+        """Stop serving the session: ``run`` calls ``close`` and returns. Later calls have no effect."""
         if self._serving:
             self._serving = False
             if not self._left.done():  # it is cancelled with ``run``
@@ -232,7 +233,7 @@ class WebSocketSession(ConnectedSession):
 
     @property
     def _listening(self) -> bool:
-        """Whether input counts: the session is not ending, and has no other connection."""
+        """Whether input is accepted: the session is not ending, and no other connection has taken it over."""
         return self._serving and self._session.is_open
 
     # input
@@ -389,8 +390,8 @@ class WebSocketSession(ConnectedSession):
     def write_resumed(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
         """Write the frames that begin a resumed connection, and a ping.
 
-        The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
-        token.
+        The connection may be lost again at any moment. Only a pong or a frame from the client proves that the client
+        has its new token.
         """
         connection = self._connection
         if connection.is_open:
@@ -413,14 +414,14 @@ class WebSocketSession(ConnectedSession):
         await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
 
     async def _close_left(self, reason: str, code: int) -> None:
-        """Close the connection, since the session is not its own any more, with its unwritten output."""
+        """Close the connection and drop its output: the session was deleted, or has another connection."""
         if self._connection.is_open:
             closing = SessionClosingFrame(reason=reason, retryable=False, time_left_ms=0)
             self._connection.write_message(encode_frame(closing), is_text=True)
         await self._connection.close_in_time(code, reason)
 
     async def _close_handed_over(self) -> None:
-        """Close the connection, since the session was left in the store: another server goes on with it."""
+        """Close the connection: the session is in the store, and another server continues it."""
         error = ShuttingDown("the server is shutting down")
         if self._connection.is_open:
             closing = SessionClosingFrame(reason=error.code, retryable=True, time_left_ms=0, resume="now")
@@ -428,7 +429,7 @@ class WebSocketSession(ConnectedSession):
         await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
 
     def _drop(self, error: OmniError) -> None:
-        """Discard the messages that the client has not read, and write the error in their place."""
+        """Discard the messages that the client has not read, and write ``error`` in their place."""
         self._outbox.clear()
         if self._connection.is_open:
             self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
@@ -487,7 +488,7 @@ def _ended_by_client(connection: StreamConnection) -> bool:
 def updated_frame(
     config: SessionConfig, *, kind: type[SessionUpdatedFrame] = SessionUpdatedFrame, **more: Any
 ) -> SessionUpdatedFrame:
-    """Return the frame that tells a client its configuration, with ``more`` fields."""
+    """Return a frame of this ``kind`` with the client's configuration, and with the fields ``more``."""
     return kind(**{name: getattr(config, name) for name in config.__struct_fields__}, **more)
 
 
@@ -552,7 +553,7 @@ def usage_fields(usage: Usage) -> UsageFields:
 
 
 def record_message(recording: SessionRecording | None, message: ServerMessage) -> None:
-    """Record a message of a session that is recorded. The sound in it is left out: the connection's own has it."""
+    """Record a message, if the session is recorded. Audio is left out: the connection's recording has it."""
     if recording is None or isinstance(message, InputHeard | BackchannelFrame):
         return
     if isinstance(message, OutputChunk) and message.modality is OutputModality.AUDIO:
@@ -586,7 +587,7 @@ def chosen_subprotocol(request: HttpRequest) -> str | None:
 
 
 async def refuse(connection: StreamConnection, error: OmniError) -> None:
-    """Report ``error`` to a client that gets no session, and close its connection."""
+    """Report ``error`` to a client that gets no session, and close the connection."""
     connection.ignore_messages()
     _report(connection, error)
     await connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code)
@@ -594,10 +595,10 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The session to which a client returns, according to the query of its handshake.
+    """The session that a client wants to resume, according to the query of its handshake.
 
     ``last_output`` is the number of the last output that the client received, -1 for none. ``resumable`` is False if
-    the client was told that the store does not have the session as it is: what is there is from before.
+    the client was told that the session in the store is out of date; then the store is not asked.
     """
 
     session_id: str
@@ -630,7 +631,7 @@ class StreamingInput(SessionFrontEnd):
         await needs_upgrade(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
+        """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports later errors."""
         check_enabled(self._config.streaming_input)
         key, secret = self._identified(request, NATIVE)
         bound: Mapping[str, Any] = {} if secret is None else json.decode(secret.session)
@@ -651,9 +652,9 @@ class StreamingInput(SessionFrontEnd):
         return stream_accepted(self._sessions, key, serve=serve, route=NATIVE_PATH, subprotocol=subprotocol)
 
     async def create_secret(self, exchange: HttpExchange) -> None:
-        """Create a client secret, whose sessions begin with the fields of ``session_config`` in ``session``.
+        """Create a client secret. Its sessions begin with the fields of ``session_config`` given in ``session``.
 
-        Raises Unauthenticated, RateLimited if the key has too many, and the error of fields that are not accepted.
+        Raises Unauthenticated, RateLimited if the key has too many secrets, and the error of a field that is refused.
         """
         check_enabled(self._config.streaming_input)
         key = self._authenticator.authenticate(exchange.request)
@@ -680,9 +681,9 @@ class StreamingInput(SessionFrontEnd):
         """Serve one connection, from the end of its handshake to its close.
 
         Args:
-            bound: The configuration that a fresh session begins with, by its client secret.
+            bound: The configuration with which a fresh session begins, from its client secret.
             client: Address of the client.
-            refusal: Why there is no session, to be reported by an error frame; None if there is one.
+            refusal: The error to report by a frame if the client gets no session; None if it gets one.
             returning: The session to resume; None for a fresh one.
         """
         if connection.request is not None:  # set while the connection is open
@@ -730,8 +731,9 @@ class StreamingInput(SessionFrontEnd):
     ) -> WebSocketSession | None:
         """Resume a session, and return its new attachment. Raises what ``take_over`` raises.
 
-        Returns None if a fresh session must follow, which is reported to the client: the session has discarded outputs
-        that the client lacks, and is ended; or the store has none with this id and token that this server can read.
+        Returns None, after telling the client, if a fresh session must follow: either the session has discarded outputs
+        that the client lacks, and is ended, or the store has no session with this id and token that this server can
+        read.
         """
         resumes = self._sessions.metrics.resumes
         while True:
@@ -770,7 +772,11 @@ class StreamingInput(SessionFrontEnd):
     async def _returned(
         self, connection: StreamConnection, returning: Return, key: ApiKey | None, client: str
     ) -> tuple[Session, list[ReceivedFrame], str]:
-        """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
+        """Find the session that a client resumes, here or in the store.
+
+        Returns the session, the frames that it must receive again, and the outcome for the metrics: "resumed" if the
+        session was in this process, else "taken_over".
+        """
         session_id, token = returning.session_id, returning.resume_token
         try:
             return await self._live.claim_alive(session_id, token, key, answers=connection.answers), [], "resumed"
@@ -783,13 +789,13 @@ class StreamingInput(SessionFrontEnd):
         return session, frames, "taken_over"
 
     def _tell(self, session: Session) -> None:
-        """Have a client told of changes that it did not ask for."""
+        """From now on, tell the client of changes that it did not ask for."""
         session.conversation.followed = partial(self._tell_change, session)
         if session.keeper is not None:
             session.keeper.tell(partial(self._tell_kept, session))
 
     async def delete(self, exchange: HttpExchange) -> None:
-        """End a session, wherever it is, and delete what is kept of it."""
+        """End a session, in whichever process it is, and delete its record in the store."""
         check_enabled(self._config.streaming_input)
         request = exchange.request
         key = self._authenticator.authenticate(request)
@@ -830,7 +836,7 @@ class StreamingInput(SessionFrontEnd):
         )
 
     def _tell_change(self, session: Session, config: SessionConfig) -> None:
-        """Tell the client that the engine has become another one."""
+        """Tell the client its new configuration and capabilities after the engine was replaced."""
         if not session.is_open:
             return
         session.outbox.put_nowait(
@@ -885,7 +891,7 @@ class StreamingInput(SessionFrontEnd):
 
 
 def _returning(request: HttpRequest) -> Return | None:
-    """Read which session a handshake resumes; None for a fresh one.
+    """Read from a handshake which session it resumes; None for a fresh session.
 
     Raises InvalidValue for a ``last_output`` that is neither the number of an output nor -1.
     """

@@ -24,11 +24,11 @@ class KeepAliveSettings:
 
 
 class KeepAlive:
-    """The keep-alive state of one peer: decides when to ping it, and when it counts as gone. No clock, no socket.
+    """The keep-alive state of one peer: decides when to ping it, and when it counts as gone. Has no clock or socket.
 
-    Any byte that the peer sends is a sign of life, not only a pong. ``listening`` says whether the socket is read.
-    While it is not, silence means nothing, but pings are still sent: sending over a broken connection reveals that it
-    is broken.
+    Any byte that the peer sends shows that it is there, not only a pong. ``listening`` says whether the socket is read.
+    While the socket is not read, silence means nothing, but pings are still sent: sending over a broken connection
+    reveals that it is broken.
     """
 
     def __init__(self, settings: KeepAliveSettings, *, now: float) -> None:
@@ -39,11 +39,11 @@ class KeepAlive:
         self._silent_since: float | None = None
 
     def heard(self, when: float) -> None:
-        """Note when the peer gave its last sign of life."""
+        """Note that the last byte from the peer arrived at the time ``when``."""
         self._last_sign_of_life = when
 
     def get_timer(self, *, listening: bool) -> float | None:
-        """Return when to call ``check``; None for never."""
+        """Return the time at which to call ``check``; None for never."""
         interval, timeout = self._settings.ping_interval, self._settings.ping_timeout
         if interval is None:
             return None
@@ -52,7 +52,7 @@ class KeepAlive:
         return self._pinged_at + (interval if timeout is None or not listening else timeout)
 
     def check(self, now: float, ping: Callable[[], None], *, listening: bool) -> bool:
-        """Judge the silence at ``now``, and ``ping`` if it is due. Returns False if the peer has not answered one."""
+        """Call ``ping`` if the peer has been silent too long. Returns False if it has not answered a ping in time."""
         deadline = self.get_timer(listening=listening)
         if deadline is None or now < deadline:
             return True
@@ -98,7 +98,7 @@ class PeerRounds:
 
     @classmethod
     def configured(cls, config: StreamingInputConfig) -> Self:
-        """Return the rounds of a server's configuration, in which 0 turns a time off."""
+        """Return the rounds with the times in ``config``, where 0 turns a time off."""
         interval, timeout = config.ping_interval_sec or None, config.ping_timeout_sec or None
         return cls(KeepAliveSettings(ping_interval=interval, ping_timeout=timeout))
 
@@ -167,8 +167,8 @@ class Acknowledgements:
     """Decides when one connection acknowledges its input: delayed and grouped, as in RFC 9000, section 13.2.
 
     An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them,
-    whichever is first. Some events are acknowledged at once: a duplicate, a filled gap, an end of the input, and chunks
-    that were discarded.
+    whichever is first. Some events are acknowledged immediately: a duplicate, a filled gap, an end of the input, and
+    chunks that were discarded.
 
     ``send`` is called when an acknowledgement is due. After each acknowledgement that is sent, for whatever reason,
     ``sent`` must be called. ``wait`` must call ``acknowledge`` at the given time, if ``due_at`` is still that time: see
@@ -190,7 +190,7 @@ class Acknowledgements:
         self._reported = stream.notable_events
 
     def received(self, now: float) -> None:
-        """Acknowledge the frame that the stream has processed at ``now``: at once, or later together with others."""
+        """Acknowledge the frame that the stream processed at ``now``: immediately, or later together with others."""
         chunks = self._reorder.next_sequence_id - self._acknowledged
         if (
             chunks >= ACK_EVERY_CHUNKS
@@ -214,7 +214,7 @@ class Acknowledgements:
             self._send()
 
     def sent(self) -> None:
-        """Note that an acknowledgement was sent, of all that the stream has received."""
+        """Note that an acknowledgement of everything that the stream has received was sent."""
         self._acknowledged = self._reorder.next_sequence_id
         self._reported = self._stream.notable_events
 
@@ -228,7 +228,10 @@ KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
 
 
 class GroupedAcknowledgements(Acknowledgements):
-    """Acknowledgements that come at the same moments in all sessions, as what they acknowledge is committed before."""
+    """Acknowledgements that all sessions send at the same moments.
+
+    Acknowledged input must be committed first, so the sessions share these commits.
+    """
 
     __slots__ = ()
 
@@ -245,7 +248,7 @@ class AcknowledgementClock:
     """A shared timer that sends the delayed acknowledgements of all connections of a server.
 
     The delay is the same for all connections, so that the first to wait is the first to be due. Nearly every
-    acknowledgement is sent earlier, with a chunk, and then no timer is cancelled or armed: an entry whose time has
+    acknowledgement is sent earlier, with a chunk, and no timer is cancelled or armed for that: an entry whose time has
     changed is skipped.
     """
 
@@ -254,7 +257,7 @@ class AcknowledgementClock:
         self._armed = False
 
     def wait(self, when: float, waiting: Acknowledgements) -> None:
-        """Call ``waiting.acknowledge`` at ``when``, if its ``due_at`` is still that."""
+        """Call ``waiting.acknowledge`` at ``when``, unless its ``due_at`` has changed by then."""
         self._waiting.append((when, waiting))
         if not self._armed:
             self._arm(when)

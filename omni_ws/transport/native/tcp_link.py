@@ -1,6 +1,6 @@
-"""What links without WebSocket have in common: TcpLink for TCP connections, TcpPort for their port, and Playout.
+"""Links without WebSocket: TcpLink for TCP connections, TcpPort for the port that accepts them, and Playout.
 
-Playout cuts the audio of answers into packets, for calls, in which the server decides when it is played.
+Playout cuts the audio of answers into packets for phone calls, where the server decides when each packet is played.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FRAMES_PER_PASS: Final = 64
 
 
 class TcpPort:
-    """A port beside that of HTTP, which may stay closed."""
+    """A TCP port besides the HTTP port. It need not be opened."""
 
     def __init__(self, protocol: str, *, flag: str) -> None:
-        """``protocol`` is its name for people, and ``flag`` the one that chooses the port."""
+        """``protocol`` is the protocol's name in messages; ``flag`` is the command-line flag that sets the port."""
         self._protocol = protocol
         self._flag = flag
         self._server: asyncio.Server | None = None
@@ -53,7 +53,7 @@ class TcpPort:
         return bound
 
     async def open(self, make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-        """Listen, and ``make`` a protocol for each connection. Raises OSError with what to do if the port is taken."""
+        """Listen on ``port``, and call ``make`` for each connection. Raises OSError, with advice, if it is in use."""
         try:
             self._server = await asyncio.get_running_loop().create_server(make, host, port)
         except OSError as error:
@@ -77,15 +77,15 @@ class TcpPort:
 
 
 class TcpLink(PausedReading, asyncio.Protocol):
-    """A TCP connection that takes the place of a WebSocket (see SoleLink): hands whole frames to its receiver.
+    """A TCP connection in place of a WebSocket (a SoleLink): passes whole frames to its receiver.
 
-    A subclass finds the frames. There are no pings, unless it sends some: the kernel notices dead networks.
+    A subclass finds the frames. There are no pings unless the subclass sends them: the kernel notices dead networks.
     """
 
     _watch: Recheck
 
     def __init__(self, *, max_unsent: int) -> None:
-        """``max_unsent`` are the unsent bytes at which writing stops."""
+        """Writing pauses at ``max_unsent`` unsent bytes."""
         self.loop = asyncio.get_running_loop()
         self._max_unsent = max_unsent
         self._transport: asyncio.Transport | None = None
@@ -108,7 +108,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """Hand frames to ``receiver`` from now on."""
+        """Pass frames to ``receiver`` from now on."""
         self._receiver = receiver
         self.heard_at = self.loop.time()
         if not self.is_open:
@@ -126,18 +126,18 @@ class TcpLink(PausedReading, asyncio.Protocol):
         """Do nothing: see the class."""
 
     def _write_farewell(self) -> None:
-        """Tell the peer that the connection is about to be closed, if the protocol has a frame for that."""
+        """Tell the peer that the connection is about to close, if the protocol has a frame for that."""
 
     def fail(self, code: CloseCode, reason: str) -> None:
         self.abort()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection immediately; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Hang up; abort the connection if that takes longer than CLOSE_TIMEOUT_SEC. Ignores code and reason."""
+        """Close the connection, whatever the arguments; abort it if that takes longer than CLOSE_TIMEOUT_SEC."""
         self._failed = True  # nothing more is taken
         if self._transport is None:
             return
@@ -196,7 +196,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
             self._transport.resume_reading()
 
     def _check_hang_up(self) -> None:
-        """Close the connection of a peer that has closed its sending side: it has hung up."""
+        """Close the connection if the peer has closed its sending side: it has hung up."""
         if self._transport is not None and hang_up(self._transport) is not HangUp.UNKNOWN:
             self._transport.abort()
 
@@ -212,18 +212,19 @@ class TcpLink(PausedReading, asyncio.Protocol):
 
     @abstractmethod
     def _take_frame(self, received: bytearray, start: int) -> int:
-        """Hand over the frame that begins at ``start``, and return where it ends; ``start`` while it is incomplete.
+        """Pass on the frame that begins at ``start``, and return where it ends; return ``start`` if it is incomplete.
 
-        Raises the error that ends the session, as the bounds of all further frames are lost.
+        Raises the error that ends the session when a frame is invalid: the bounds of all further frames are unknown
+        then.
         """
 
     def _frames_refused(self, error: OmniError) -> None:
-        """Report an error of ``_take_frame``."""
+        """Handle an error that ``_take_frame`` raised."""
         if self._receiver is not None:
             self._receiver.input_refused(error)
 
     def _take_frames(self) -> None:
-        """Hand over whole frames, at most _FRAMES_PER_PASS in one pass of the event loop."""
+        """Pass on whole frames, at most _FRAMES_PER_PASS in one pass of the event loop."""
         start = 0
         try:
             for _ in range(_FRAMES_PER_PASS):
@@ -245,7 +246,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
 
 
 class Played(NamedTuple):
-    """A packet of an answer's audio that is to be played now; empty ``audio`` stands for the end of the answer.
+    """A packet of an answer's audio, to be played now; empty ``audio`` marks the end of the answer.
 
     ``position`` is where the packet begins in the answer's audio, in bytes.
     """
@@ -257,7 +258,7 @@ class Played(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer in a Playout, with the audio that was not taken yet."""
+    """An answer in a Playout, with its audio that is still queued."""
 
     answer_id: str
     audio: bytearray = field(default_factory=bytearray)
@@ -270,7 +271,7 @@ class _Answer:
         self.ended = True
 
     def take(self, size: int) -> bytes:
-        """Remove and return audio: ``size`` bytes, or what is left."""
+        """Remove and return ``size`` bytes of audio, or all that is left if that is less."""
         audio = bytes(self.audio[:size])
         del self.audio[:size]
         self.taken += len(audio)
@@ -278,10 +279,11 @@ class _Answer:
 
 
 class Playout:
-    """A queue of answers' audio, which is taken packet by packet. Has no socket and no clock.
+    """A queue of answers' audio, removed packet by packet. Has no socket and no clock.
 
     The audio is pcm16 or mu-law in the format ``audio``. The last packet of an answer is filled up with ``silence``,
-    which is one byte. Packets are lowered while it is not known whether what the caller says interrupts the answer.
+    which is one byte. The volume of packets is lowered while the caller speaks and it is undecided whether this
+    interrupts the answer.
     """
 
     def __init__(self, packet_bytes: int, audio: AudioFormat, *, silence: bytes = b"\0") -> None:
@@ -294,18 +296,18 @@ class Playout:
 
     @property
     def unplayed(self) -> bool:
-        """Whether any answer has not been taken to its end."""
+        """Whether the queue holds any answer, or the rest of one."""
         return bool(self._answers)
 
     @property
     def ready(self) -> bool:
-        """Whether ``take`` would return a whole packet of audio, the last one of an answer, or the end of an answer."""
+        """Whether ``take`` would return a whole packet, the last packet of an answer, or the end of an answer."""
         return bool(self._answers) and (self._answers[0].ended or len(self._answers[0].audio) >= self._packet_bytes)
 
     def hear(self, message: ServerMessage) -> bool:
         """Queue the audio of one of the session's messages, if the message has any.
 
-        Returns whether ``clear`` must be called, as the message silences the audio that was not played yet.
+        Returns True if the message silences the answers: then call ``clear`` to drop the audio that is still queued.
         """
         match message:
             case OutputChunk(modality=OutputModality.AUDIO):
@@ -327,13 +329,13 @@ class Playout:
         return False
 
     def duck(self, lowered: bool) -> None:
-        """Lower the packets that are taken from now on, or raise them to their full level."""
+        """Lower the volume of the packets that are taken from now on, or restore their full volume."""
         self._ducker.duck(lowered)
         if not self._answers:
             self._ducker.settle()
 
     def say(self, answer_id: str, audio: bytes) -> None:
-        """Queue audio of an answer after all earlier audio."""
+        """Queue audio of the answer ``answer_id`` after all audio queued before."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].end()
@@ -342,15 +344,15 @@ class Playout:
         self.waiting += len(audio)
 
     def finish(self, answer_id: str) -> None:
-        """Note that no more audio of an answer follows."""
+        """Note that no more audio of the answer ``answer_id`` follows."""
         for answer in self._answers:
             if answer.answer_id == answer_id:
                 answer.end()
 
     def take(self, most: int | None = None) -> Played | None:
-        """Remove and return the next packet; None while there is none.
+        """Remove and return the next packet; None if none is ready.
 
-        With ``most``, several whole packets are returned as one, of at most so many bytes.
+        With ``most``, several whole packets are joined and returned as one, of at most ``most`` bytes.
         """
         if not self.ready:
             return None
@@ -366,7 +368,7 @@ class Playout:
         return Played(answer.answer_id, position, packet)
 
     def clear(self) -> list[str]:
-        """Discard the audio that was not taken. Returns the ids of the answers of which some audio was taken before."""
+        """Discard all queued audio. Returns the ids of the answers that were partly taken before."""
         heard = [answer.answer_id for answer in self._answers if answer.taken]
         self._answers.clear()
         self._ducker.settle()
