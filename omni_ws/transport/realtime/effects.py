@@ -1,4 +1,4 @@
-"""What acts in a Realtime session beside its conversation: the effects of its fields, images by URL, and MCP."""
+"""Parts of a Realtime session besides its conversation: effects of its fields, images named by URL, and MCP calls."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _FIELDS: Final = {
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
+    """Inside the block, let errors name fields as OpenAI does, below ``place``: "session" or "response"."""
     try:
         yield
     except InvalidRequest as error:
@@ -131,17 +131,17 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
 
 
 class Effects:
-    """The effects of one session's fields that are not in ``session_config``: on its history and its answers."""
+    """Applies those fields of a session that ``session_config`` lacks, and warns of fields without effect."""
 
     def __init__(self, conversation: Conversation, media: Collection[str]) -> None:
-        """``media`` are the names of the fields of ``session_config`` that the transport decides."""
+        """``media`` names the fields of ``session_config`` that the transport decides, such as "input_audio"."""
         self._conversation = conversation
         self._decided = [path for name, path in _OF_MEDIA.items() if name in media]
         self._max_tokens = conversation.limits.max_history_tokens
         self._session = SessionFields()
 
     def apply(self, session: SessionFields) -> None:
-        """Let the fields of ``session`` take effect on what comes from now on."""
+        """Apply the fields of ``session`` to the history, and to all answers from now on."""
         self._session = session
         self._conversation.answer_with(self._options(session))
         wanted, tokens, stride = session.truncation, self._max_tokens, STRIDE
@@ -154,7 +154,7 @@ class Effects:
 
     @contextmanager
     def answering(self, response: CommonFields) -> Iterator[None]:
-        """Inside the block, open requests with the options of ``response`` where it has any."""
+        """Inside the block, give new requests the options of ``response``; an option that it lacks is the session's."""
         conversation = self._conversation
         before = conversation.options
         conversation.answer_with(self._options(response, self._session))
@@ -164,7 +164,7 @@ class Effects:
             conversation.answer_with(before)
 
     def _options(self, *wanted: CommonFields) -> AnswerOptions:
-        """Return the options by the first of ``wanted`` that says something, without those that the engine lacks."""
+        """Return the options for answers: each from the first of ``wanted`` that sets it, if the engine supports it."""
         able = self._conversation.engine.capabilities
         parallel = next((one.parallel_tool_calls for one in wanted if one.parallel_tool_calls is not None), True)
         efforts = (one.reasoning.effort for one in wanted if one.reasoning is not None)
@@ -174,7 +174,7 @@ class Effects:
 
     @property
     def overflow(self) -> RealtimeRefusal | None:
-        """The error of a response that would not see the whole conversation; None if it may, or sees it all."""
+        """The error for a new response if the history was cut although truncation is disabled; else None."""
         history = self._conversation.ledger.history
         if self._session.truncation != "disabled" or not history.is_cut:
             return None
@@ -187,17 +187,17 @@ class Effects:
     # warnings
 
     def warnings(self, event: Mapping[str, Any], session: SessionFields) -> dict[str, list[Event]]:
-        """Return the field ``warnings`` of the event that answers ``event``; nothing if there are none.
+        """Return the field ``warnings`` for the server's answer to ``event``; an empty dict if there are no warnings.
 
-        It names the fields of ``event`` that have no effect in a session with the fields ``session``, with the reason,
-        and those that the API does not have.
+        The warnings name the fields of ``event`` that have no effect in a session with the fields ``session``, with the
+        reason, and the fields that the API does not have.
         """
         found = islice(self._found(event, session), MAX_WARNINGS)
         warnings = [{"code": code, "message": message, "param": param} for code, message, param in found]
         return {"warnings": warnings} if warnings else {}
 
     def session_warnings(self, session: SessionFields) -> dict[str, list[Event]]:
-        """Return ``warnings`` for a session that begins with fields."""
+        """Return the field ``warnings`` for the fields with which a session begins."""
         return self.warnings({"type": "session.update", "session": msgspec.to_builtins(session)}, session)
 
     def _found(self, event: Mapping[str, Any], session: SessionFields) -> Iterator[tuple[str, str, str]]:
@@ -213,7 +213,7 @@ class Effects:
                 yield from _walk(item, f"item.{item.get('type')}", path, _lacking_of_item(item), without=("type",))
 
     def _lacking(self, given: Mapping[str, Any], place: str) -> frozenset[str]:
-        """Return the names of the fields that are not in effect here and now, though they may be elsewhere."""
+        """Return the paths of fields that have no effect with this engine and these settings, whether given or not."""
         conversation = self._conversation
         able, config = conversation.engine.capabilities, conversation.configuration.effective
         audio = _inner(given, "audio")
@@ -264,7 +264,7 @@ def _lacking_of_item(item: Mapping[str, Any]) -> frozenset[str]:
 def _walk(
     given: Any, name: str, path: str, lacking: Collection[str], *, without: Collection[str] = ()
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield a code, a message and the path of each field below ``given`` that has no effect, or is unknown."""
+    """Yield a code, a message and the path for each field below ``given`` that has no effect, or is unknown."""
     if isinstance(given, list):
         for index, one in enumerate(given):
             yield from _walk(one, name, f"{path}[{index}]", lacking)
@@ -304,10 +304,11 @@ _COPIES: Final = 3
 
 
 class UrlImages:
-    """Holds events that name images by URL, and those behind them; puts the images in, and passes the events on.
+    """Holds client events that name images by URL, and later events that depend on them, until the images are fetched.
 
-    ``handle`` gets each event with the time of its arrival, once it is whole. ``refuse`` gets the error of an event
-    that is refused, or whose images cannot be fetched; ``end`` an error that ends the session.
+    It then replaces the URLs by the images and calls ``handle`` with each event and the time of its arrival, in order.
+    ``refuse`` gets the error and the event if an event is refused or its images cannot be fetched; ``end`` gets an
+    error that ends the session.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class UrlImages:
         self._task: asyncio.Task[None] | None = None
 
     def holds(self, event: Mapping[str, Any], *, now: float) -> bool:
-        """Keep an event if it has to wait, and return whether it has. Raises InvalidValue and EngineOverloaded."""
+        """Hold an event if it has to wait; return whether it is held. Raises InvalidValue and EngineOverloaded."""
         if event["type"] not in WAITING_KINDS or not (self._waiting or any(True for _ in _named(event))):
             return False
         if len(self._waiting) >= MAX_WAITING:
@@ -339,7 +340,7 @@ class UrlImages:
         return True
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop all events that are held."""
         if self._task is not None:
             self._task.cancel()
         self._waiting.clear()
@@ -416,10 +417,11 @@ class _ApprovalFields(Struct, frozen=True, kw_only=True):
 
 
 class McpItems(CallKeeper):
-    """The CallKeeper of a Realtime session.
+    """The items and events for MCP calls of a Realtime session. A CallKeeper.
 
-    A response with calls that are being made is *held*: it is done when the calls are, or another response begins.
-    Then the results wait as pending items, and ``answer`` makes a response to them as soon as ``may_answer``.
+    A response whose MCP calls are still running is *held*: it is done when they have ended, or another response begins.
+    The results are then pending items; ``answer`` is called to make a response to them, as soon as ``may_answer``
+    returns True.
     """
 
     def __init__(
@@ -433,7 +435,7 @@ class McpItems(CallKeeper):
         answer: Callable[[], None],
         forget: Callable[[str], object],
     ) -> None:
-        """``forget`` is called with the request id of a response that was held and is done."""
+        """``forget`` is called with the request id of a held response when that response is done."""
         self._mcp = mcp
         self._items = items
         self._ledger = ledger
@@ -458,7 +460,7 @@ class McpItems(CallKeeper):
     # the session
 
     def shown(self, session: dict[str, Any]) -> dict[str, Any]:
-        """Return the session object with the servers in place of their tools."""
+        """Return the session object with MCP servers in place of the tools that they offer."""
         if not self._mcp or "tools" not in session:
             return session
         own = [one for one in session["tools"] if self._mcp.find(one.get("name")) is None]
@@ -466,7 +468,7 @@ class McpItems(CallKeeper):
 
     @staticmethod
     def kept(session: SessionFields) -> SessionFields:
-        """Return the session as it may be kept: without the credentials of servers."""
+        """Return the session without the credentials of MCP servers, as it may be stored."""
         if not session.tools or not any(map(is_mcp, session.tools)):
             return session
         tools = [without_credentials(one) if is_mcp(one) else one for one in session.tools]
@@ -506,7 +508,10 @@ class McpItems(CallKeeper):
     # calls
 
     def item_of(self, request_id: str, call_id: str, name: str) -> Item | None:
-        """Return the item for a call of the model's: of an MCP tool, or of the approval that it needs; else None."""
+        """Return a new item for a call that the model has made; None if ``name`` is not that of an MCP tool.
+
+        The item is the MCP call itself or, if the call needs the client's approval, the request for it.
+        """
         if self._mcp is None or (found := self._mcp.find(name)) is None:
             return None
         server, tool = found
@@ -527,7 +532,7 @@ class McpItems(CallKeeper):
         keep_newest(self._calls, _MAX_CALLS)
 
     def hold(self, response: RealtimeResponse) -> Iterator[Event]:
-        """Hold a response of which the end was rendered but for its calls, unless they are over."""
+        """Hold a response whose end was rendered except for its MCP calls; end it if these are over already."""
         self._held[response.request_id] = response
         for call in self._early.pop(response.request_id, ()):
             yield from self._over(call)
@@ -535,7 +540,7 @@ class McpItems(CallKeeper):
             yield from self._release(response)
 
     def release(self) -> Iterator[Event]:
-        """End all responses that are held, as another one begins. Their calls go on."""
+        """End all held responses, since another response begins. Their calls go on."""
         for response in [*self._held.values()]:
             yield from self._release(response)
 
@@ -547,7 +552,7 @@ class McpItems(CallKeeper):
         yield from response.done()
 
     def cancel(self, response: RealtimeResponse) -> None:
-        """Give up the calls of a held response, which ends as cancelled."""
+        """Drop the running calls of a held response, which then ends as cancelled."""
         if self._mcp is not None and response.request_id in self._held:
             self._mcp.drop([item.call_id for item in response.items if item.kind == "mcp_call"])
 
@@ -564,7 +569,7 @@ class McpItems(CallKeeper):
         self._send(self._over(call))
 
     def _over(self, call: McpCall) -> Iterator[Event]:
-        """Render the end of a call, in the response that has it, or after its approval."""
+        """Render the end of a call, within its response or, if it was approved later, on its own."""
         item = self._calls[call.call_id]
         if item.kind != "mcp_call":  # a call that was not approved
             return
@@ -591,7 +596,7 @@ class McpItems(CallKeeper):
         self.flush()
 
     def flush(self) -> None:
-        """Answer the results that wait, if nothing else is being answered, and no function of the client is awaited."""
+        """Have the waiting results answered, if ``may_answer`` and the client owes no function's output."""
         for call_id, item in [*self._unanswered.items()]:
             if not item.chunks:  # a response has it
                 del self._unanswered[call_id]
@@ -605,7 +610,7 @@ class McpItems(CallKeeper):
             self._send([error_event(error)])
 
     def approve(self, item_id: str, fields: Mapping[str, Any]) -> None:
-        """Take a client's item that approves a call, or does not. Raises an InvalidRequest."""
+        """Handle a client's item that approves or rejects a call. Raises an InvalidRequest."""
         given = read(fields, _ApprovalFields, "item")
         asked = self._items.get(given.approval_request_id)
         if (
@@ -632,6 +637,6 @@ class McpItems(CallKeeper):
         self._mcp.approve(asked.call_id, approved=given.approve, reason=given.reason)
 
     def close(self) -> None:
-        """Refund what held responses have charged."""
+        """Refund the bytes that held responses have charged."""
         for response in (*self._held.values(), *self._earlier.values()):
             response.close()

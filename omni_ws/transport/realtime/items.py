@@ -1,4 +1,4 @@
-"""What the dialects of Realtime have in common, and the parts of a conversation: items, turns, responses."""
+"""The base class of Realtime dialects, and the parts of a Realtime conversation: items, turns and responses."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ Event: TypeAlias = dict[str, Any]
 
 
 class SessionDialect(ABC):
-    """Translates the events of the client of one session to its conversation, and back. Has no socket.
+    """Base class of dialects: translates events of a client to its conversation, and messages of that to events.
 
-    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
+    Has no socket. ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the
+    session.
     """
 
     #: Whether the client's first event may show that it speaks vLLM's dialect instead.
@@ -56,8 +57,8 @@ class SessionDialect(ABC):
     ) -> list[Event]:
         """Set the functions that reach the client. Returns the first events to send.
 
-        ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
-        the response that was cancelled by it; None if there was none.
+        ``send`` sends events immediately. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id
+        of the response that the event cancelled; None if it cancelled none.
         """
         self._send = send
         return []
@@ -68,7 +69,7 @@ class SessionDialect(ABC):
 
     @abstractmethod
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """Render a message of the conversation as events; none for messages that the API does not have."""
+        """Render a message of the conversation as events; no events if the API has none for it."""
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
         """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
@@ -80,7 +81,7 @@ class SessionDialect(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is charged to the session. May be called repeatedly."""
+        """Refund the bytes that are charged to the session. May be called repeatedly."""
 
 
 # Items.
@@ -112,11 +113,11 @@ class ConversationItems:
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
 
     def get(self, item_id: str) -> Item | None:
-        """Return the item of this id; None if there is none."""
+        """Return the item with this id; None if there is none."""
         return self._items.get(item_id)
 
     def add(self, item: Item) -> str | None:
-        """Append an item, but not to the history. Returns the id of the item before it; None if it is the first.
+        """Append an item, without adding it to the history. Returns the id of the item before it, None for the first.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -132,7 +133,7 @@ class ConversationItems:
         return previous
 
     def place_of(self, previous_id: str | None) -> str | None:
-        """Return ``previous_item_id`` for ``create``. Raises RealtimeRefusal for the id of no item."""
+        """Return ``previous_id`` if it is the id of an item, ROOT or None. Raises RealtimeRefusal otherwise."""
         if previous_id in (None, ROOT) or previous_id in self._items:
             return previous_id
         raise RealtimeRefusal(
@@ -142,7 +143,7 @@ class ConversationItems:
     def create(self, item: Item, *, after: str | None = None) -> str | None:
         """Add an item that the client creates, also to the history. Returns and raises what ``add`` does.
 
-        It comes ``after`` the item of this id, or after ``ROOT``; with None, at the end.
+        The item is placed behind the item with the id ``after``; ROOT means at the beginning, and None at the end.
         """
         last = next(reversed(self._items), None)
         previous = self.add(item)
@@ -155,7 +156,10 @@ class ConversationItems:
         return previous
 
     def _move(self, item: Item, after: str | None) -> None:
-        """Move the last item behind ``after``, or to the beginning: there it is pending if all behind it are."""
+        """Move the last item behind the item ``after``; None for the beginning.
+
+        There the item is pending only if all items behind it are pending.
+        """
         items = [one for one in self._items.values() if one is not item]
         index = 0 if after is None else 1 + next(i for i, one in enumerate(items) if one.item_id == after)
         if any(not one.chunks for one in items[index:]):
@@ -174,13 +178,13 @@ class ConversationItems:
         self._ledger.weigh()
 
     def pending(self) -> list[Item]:
-        """Return the items that no response has answered, in order."""
+        """Return the items that no response has answered, in order of the conversation."""
         return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
-        """Remove the items that are to be answered now from the history. Returns the items, and their input chunks.
+        """Remove the items that the next request answers from the history. Returns the items, and their input chunks.
 
-        A system message is context, unless nothing else is pending.
+        A system message is context of the request, unless no other item is pending.
         """
         pending = self.pending()
         asked = [item for item in pending if item.role != "system"] or pending[-1:]
@@ -189,21 +193,21 @@ class ConversationItems:
         return asked, chunks
 
     def asked(self, items: Iterable[Item], request_id: str) -> None:
-        """Note that ``items`` are the input of a request; all other pending items are its context."""
+        """Note that ``items`` are the input of a request. All other pending items become its context."""
         self._asked[request_id] = [(item, item.asked(request_id)) for item in items]
         for item in items:
             self._pending.pop(item.item_id, None)
         self.seen()
 
     def seen(self) -> None:
-        """Note that a request has the pending items as context: no item is pending any more."""
+        """Note that a request has all pending items as context. No item is pending any more."""
         for item in self.pending():
             item.take_chunks()
             self._charge(item)
         self._pending.clear()
 
     def answered(self, request_id: str, *, failed: bool) -> None:
-        """Note the end of a request. The items of a failed one, which the history lacks, are pending again."""
+        """Note the end of a request. If it ``failed``, its items return to the history and are pending again."""
         for item, chunks in self._asked.pop(request_id, ()):
             if item.item_id not in self._items:
                 continue
@@ -215,7 +219,7 @@ class ConversationItems:
             self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
-        """Set the transcript of a spoken turn's item, and make the item pending: the next response has it as input."""
+        """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input."""
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
@@ -223,14 +227,14 @@ class ConversationItems:
         self._find_pending()
 
     def told(self, item: Item, result: InputChunk) -> None:
-        """Make a call that the server has made a pending item, with its result."""
+        """Set the result of ``item``, a call that the server has made. The item is pending from now on."""
         item.wait([result])
         self._remember(item)
         self._charge(item)
         self._find_pending()
 
     def feed(self) -> Iterator[InputChunk]:
-        """Remove the pending items with images, and yield their input chunks, which join the turn being spoken."""
+        """Make the pending items with images part of the turn being spoken: remove them, and yield their chunks."""
         shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
         self._ledger.remove(*(item.item_id for item in shown))
         for item in shown:
@@ -240,13 +244,13 @@ class ConversationItems:
             yield from chunks
 
     def cut(self, item: Item, heard: str) -> None:
-        """Replace the text of an answer's item by ``heard``, the part of it that was heard."""
+        """Shorten the text of an answer's item to ``heard``, the part that the user heard."""
         for part in item.content:
             part["transcript" if "transcript" in part else "text"] = heard
         self._charge(item)
 
     def have_grown(self, items: Iterable[Item]) -> None:
-        """Charge the budget for the growth of these items since they were added."""
+        """Charge the budget for the bytes by which these items have grown."""
         for item in items:
             if item.item_id in self._items:
                 self._charge(item)
@@ -265,7 +269,7 @@ class ConversationItems:
         return self._items.values()
 
     def go_on(self, items: Iterable[Item]) -> None:
-        """Begin with the items of an earlier session, also in the history. Raises EngineOverloaded."""
+        """Add the items of an earlier session, also to the history, before all others. Raises EngineOverloaded."""
         for item in items:
             item.begin_again()
             self._items[item.item_id] = item
@@ -283,13 +287,13 @@ class ConversationItems:
         self._share.resize(0)
 
     def _charge(self, item: Item) -> None:
-        """Charge the budget for an item as it is now."""
+        """Charge the budget for the current size of an item."""
         size = item.size
         self._share.resize(self._share.size - self._charged.get(item.item_id, 0) + size)
         self._charged[item.item_id] = size
 
     def _find_pending(self) -> None:
-        """Determine the pending items anew, in order, as an earlier item may be pending again."""
+        """Collect the pending items anew, in order: an earlier item may be pending again."""
         self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
 
     def _forget(self, item_id: str) -> None:
@@ -303,7 +307,7 @@ class ConversationItems:
 
 
 def as_new(item: Item) -> Item:
-    """Return the item with its text as input again, if it is a message of the user or the system."""
+    """Return a message of the user or the system with its text as unanswered input; any other item unchanged."""
     if item.chunks or item.role not in ("user", "system") or not item.message_text:
         return item
     return replace(item, chunks=[InputChunk(Modality.TEXT, item.message_text.encode())])
@@ -318,7 +322,7 @@ def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:
 
 
 def messages_of(items: Iterable[Item]) -> Iterator[Message]:
-    """Yield these items as messages of a history."""
+    """Yield the messages of a history that represent these items."""
     for item in items:
         match item.kind:
             case "message":
@@ -378,9 +382,10 @@ class Turn:
         self.started = True
 
     def preview(self, text: str) -> str:
-        """Take an interim text of the next piece, and return the words that are told now.
+        """Take the newest interim text of a piece of the transcript, and return the words to send to the client now.
 
-        Those are told with which two texts in a row begin, but for the last word, which may be a part of one.
+        Words are stable if the interim text before begins with the same words. The last word is not sent, as it may be
+        incomplete.
         """
         before, self.newest = self.newest, _words(text)
         stable = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, self.newest[:-1], strict=False)))
@@ -388,18 +393,18 @@ class Turn:
         return "".join(self.newest[told : self.told])
 
     def hear(self, text: str, *, language: str | None) -> str:
-        """Add a settled piece of the transcript, and return its words after those that were told."""
+        """Add a settled piece of the transcript, and return those of its words that ``preview`` has not returned."""
         self.transcript.append(text)
         self.language = language or self.language
         told, self.told, self.newest = self.told, 0, []
         return "".join(_words(text)[told:]) if told else text
 
     def end(self, at_ms: int) -> None:
-        """Note when the speech ended, in ms of the input."""
+        """Note that the speech ended at ``at_ms``, in milliseconds of the input."""
         self.end_ms = at_ms
 
     def commit(self) -> bool:
-        """Mark the turn as part of the conversation. Returns False if it was already, or was cleared."""
+        """Make the turn part of the conversation. Returns False if it was committed or cleared before."""
         taken = not (self.committed or self.cleared)
         self.committed = self.committed or taken
         return taken
@@ -409,7 +414,7 @@ class Turn:
         self.cleared = True
 
     def settle(self) -> None:
-        """End the transcript, and write it into the item."""
+        """Note that the transcript is complete, or has failed, and write it into the item."""
         self.transcribed = True
         self.item.content[0]["transcript"] = self.text
 
@@ -430,12 +435,12 @@ def transcription_event(turn: Turn, kind: str, **fields: Any) -> Event:
 
 
 def empty_buffer() -> RealtimeRefusal:
-    """Return the refusal to commit nothing."""
+    """Return the error for a commit when there is no audio."""
     return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")
 
 
 def spoken_item(*chunks: InputChunk) -> Item:
-    """Return a new item for a spoken turn, whose transcript is not known yet."""
+    """Return a new item for a spoken turn, with the transcript still unknown."""
     content = [{"type": "input_audio", "transcript": None}]
     return Item(item_id=new_id("item_"), role="user", content=content, chunks=list(chunks))
 
@@ -461,21 +466,21 @@ class _Output:
 
 
 def response_id_of(request_id: str) -> str:
-    """Return the id of the response to a request: logs, metrics and recordings have the same name with ``req_``."""
+    """Return the id of the response to a request: "resp_…" for "req_…", as logs, metrics and recordings name it."""
     return "resp_" + request_id.removeprefix("req_")
 
 
 def request_id_of(response_id: str) -> str:
-    """Return the id of the request that a response answers."""
+    """Return the id of the request that a response answers: "req_…" for "resp_…"."""
     return "req_" + response_id.removeprefix("resp_")
 
 
 class RealtimeResponse:
     """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
-    The answer's message and its calls are items; ``server_call`` makes those of calls that the server makes, by the
-    ids of the request and the call, and its name. ``add`` puts each of them into the conversation, and returns the id
-    of the item before it; it is None for a response beside the conversation.
+    The answer's message and each of its calls are items. ``server_call`` returns the item for a call that the server
+    makes (None for another call), given the request id, the call id and the tool's name. ``add`` puts an item into the
+    conversation, and returns the id of the item before it; ``add`` is None for a response out of band.
     """
 
     def __init__(
@@ -510,7 +515,7 @@ class RealtimeResponse:
 
     @property
     def in_conversation(self) -> bool:
-        """Whether the response is part of the conversation, and not beside it."""
+        """Whether the response is part of the conversation, and not out of band (``conversation: "none"``)."""
         return self._add is not None
 
     @property
@@ -519,7 +524,7 @@ class RealtimeResponse:
         return [output.item for output in self._outputs]
 
     def cancel(self) -> None:
-        """Note that the client cancels the response. Otherwise, if it is cancelled, speech has interrupted it."""
+        """Note that the client cancels the response. Without this, a cancelled response was interrupted by speech."""
         self._cancel_reason = "client_cancelled"
 
     def begin(self) -> Iterator[Event]:
@@ -618,7 +623,8 @@ class RealtimeResponse:
     def finish(self, final: FinalChunk, error: OmniError | None) -> Iterator[Event]:
         """Render the end of the response: the last events of its items, then ``response.done``.
 
-        If it ``waits`` for calls of MCP tools, their last events and ``response.done`` follow: ``call_over``, ``done``.
+        If the response ``waits`` for calls of MCP tools, the last events of these calls and ``response.done`` are
+        rendered later, by ``call_over`` and ``done``.
         """
         status, reason = _STATUS[final.finish_reason], "max_output_tokens"
         if CONTENT_FILTER in final.foreign_reasons:
@@ -645,7 +651,7 @@ class RealtimeResponse:
 
     @property
     def waits(self) -> bool:
-        """Whether it has ended but for calls of MCP tools, which the server makes."""
+        """Whether the answer is complete, but the response has calls of MCP tools, which the server makes."""
         ended = self._ended is not None and self._ended["status"] == "completed"
         return ended and any(output.item.kind == "mcp_call" for output in self._outputs)
 
@@ -718,7 +724,7 @@ class RealtimeResponse:
         return {"response_id": self.response_id, "item_id": output.item.item_id, "output_index": output.index}
 
     def _part(self, text: str) -> dict[str, Any]:
-        """Return a content part of the response with this text."""
+        """Return a content part of the response with ``text``."""
         return {"type": "audio", "transcript": text} if self._speaks else {"type": "text", "text": text}
 
     def _shown(self, status: str) -> dict[str, Any]:
@@ -739,10 +745,10 @@ class RealtimeResponse:
 
 
 class AfterAudio:
-    """The events of a client that wait until turn detection has heard the audio before them.
+    """Delays commits and clears of a client until turn detection has heard all audio that was sent before them.
 
-    Else a commit would find that nobody speaks, while the speech before it is still judged. ``handle`` gets the type
-    and the id of an event: at once without turn detection, otherwise after an InputHeard (``go_on``).
+    Otherwise a commit would find no speech while earlier audio is still being judged. ``handle`` gets the type and the
+    id of an event: immediately without turn detection, otherwise when ``go_on`` is called for an InputHeard.
     """
 
     def __init__(self, conversation: Conversation, handle: Callable[[str, str | None], None]) -> None:
@@ -752,7 +758,7 @@ class AfterAudio:
         self._waiting = deque[tuple[str, str | None]]()
 
     def put(self, kind: str, event_id: str | None) -> None:
-        """Take the next event. Raises what ``handle`` raises."""
+        """Handle an event now, or queue it until its audio was heard. Raises what ``handle`` raises."""
         self._waiting.append((kind, event_id))
         listener = self._conversation.listener
         if listener is not None and self._conversation.configuration.effective.turn_detection is not None:
@@ -761,15 +767,15 @@ class AfterAudio:
             self.go_on()
 
     def go_on(self) -> None:
-        """Handle the next event, as the audio before it was heard. Raises what ``handle`` raises."""
+        """Handle the next queued event: the audio before it was heard. Raises what ``handle`` raises."""
         self._handle(*self._waiting.popleft())
 
 
 class Dictation:
-    """The utterance that a client dictates: all audio since its last commit, as the input of one request.
+    """The utterance that a client dictates: all audio since its last commit, which is the input of one request.
 
-    The request opens with the first audio and hears the rest as it comes, so its transcript is nearly complete when the
-    client commits. It may end before that, by an error; the client is told at the commit.
+    The request opens with the first audio and gets further audio as it comes, so the transcript is nearly complete when
+    the client commits. If the request fails before the commit, the client is told at the commit.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -783,7 +789,7 @@ class Dictation:
         self.error: OmniError | None = None
 
     def append(self, chunk: InputChunk, now: float) -> Turn | None:
-        """Add audio. Returns the turn if this opened one. Raises what ``Conversation.receive_chunk`` raises."""
+        """Add audio. Returns the turn if the audio opened it. Raises what ``Conversation.receive_chunk`` raises."""
         self._conversation.receive_chunk(chunk, now=now)
         if not chunk.payload:
             return None
@@ -799,11 +805,11 @@ class Dictation:
         return turn
 
     def end(self, error: OmniError | None) -> None:
-        """Note that the request has ended before the commit."""
+        """Note that the request has ended before the commit, and the error that ended it."""
         self.ended, self.error = True, error
 
     def finish(self) -> None:
-        """End the utterance: what is appended next is another one."""
+        """End the utterance; audio that is appended later begins another utterance."""
         self._conversation.finish()
         self.turn, self.size, self.ended, self.error = None, 0, False, None
 

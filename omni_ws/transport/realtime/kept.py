@@ -1,7 +1,7 @@
-"""Realtime and Live sessions in the store: what another session needs to go on with their conversations.
+"""The records of Realtime and Live sessions in the store, from which another session continues their conversations.
 
-A record has no log: it is written whole, as each answer ends. The events that end an answer are sent once it is
-settled, so that a client has seen nothing of what was said that a record lacks. Sound is not in it.
+A record has no log: the whole record is written as each answer ends. The events that end an answer are sent once the
+record is settled, so a record lacks nothing of the conversation that the client has seen. Audio is not in it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class KeptRealtime(Struct, kw_only=True):
 
 
 class KeptLive(Struct, kw_only=True):
-    """The snapshot of a session of the Live API, with what was said in it and what it was told."""
+    """The snapshot of a session of the Live API: its settings, and its history as text."""
 
     start: MediaStart
     messages: list[Message]
 
 
 def as_text(message: Message) -> Message:
-    """Return the message without its sound and pictures."""
+    """Return the message without its audio and images."""
     parts = [replace(part, speech=None, picture=None, more=()) for part in message.parts]
     text = " ".join(filter(None, (part.text for part in parts)))
     if not text and message.speech is not None:
@@ -66,9 +66,10 @@ def as_text(message: Message) -> Message:
 
 
 class ConversationRecord(LeaseHolder):
-    """The record of an open session; ``content`` returns what it is to hold now.
+    """The record of an open session. ``content`` returns the snapshot to write.
 
-    ``tokens`` are the digests of the tokens of which a client without the session's own key must present one.
+    ``tokens`` are digests of resume tokens. A client must present one of these tokens if it does not use the session's
+    key.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ConversationRecord(LeaseHolder):
         lease.holder = self
 
     def write(self, *, away: bool = False) -> None:
-        """Replace the record by the session as it is."""
+        """Replace the contents of the record by a snapshot of the session as it is now."""
         try:
             data = msgpack.encode(self._content())
         except Exception as error:
@@ -96,11 +97,11 @@ class ConversationRecord(LeaseHolder):
             self._store.snapshot(self._lease, data, tokens=self._tokens, away=away)
 
     def when_settled(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once what was written is in the store; at once if that is out of order."""
+        """Call ``call`` once all that was written is settled; immediately if the store is out of order."""
         self._store.when_settled(self._lease, call)
 
     def end(self) -> None:
-        """Leave the record to other sessions, as the session has ended."""
+        """Write a last snapshot, and release the lease of the record: the session has ended."""
         if not self._lease.lost:
             self.write(away=True)
             self._store.release(self._lease, delete=False)
@@ -122,12 +123,12 @@ class ConversationRecord(LeaseHolder):
 
 
 def new_token() -> str:
-    """Return a token with which a client without a key may go on with its session."""
+    """Return a new token, with which a client without a key may continue its session."""
     return secrets.token_urlsafe(24)
 
 
 class KeptConversation(Struct, frozen=True):
-    """The conversation that a new session goes on with, and the right to write its record."""
+    """A stored conversation that a new session continues, with the lease of its record."""
 
     content: KeptRealtime
     lease: Lease
@@ -135,7 +136,7 @@ class KeptConversation(Struct, frozen=True):
 
 
 def check_kept(store: SessionStore | None, param: str) -> SessionStore:
-    """Return the store. Raises UnsupportedParameter, which names ``param``, if there is none."""
+    """Return the store. Raises UnsupportedParameter, which names ``param``, if there is no store."""
     if store is None:
         raise UnsupportedParameter("sessions are not kept here: there is no sessions.store", param=param)
     return store
@@ -144,9 +145,10 @@ def check_kept(store: SessionStore | None, param: str) -> SessionStore:
 async def take_realtime(
     store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None
 ) -> KeptConversation:
-    """Take a session of the Realtime API that is not open, for a client with this key, and ``token`` if it needs one.
+    """Take a session of the Realtime API from the store, for a client with this key and token.
 
-    Raises UnsupportedParameter without a store, SessionNotFound, SessionConflict if it is open, and EngineOverloaded.
+    ``token`` is None if the key suffices. Raises UnsupportedParameter without a store, SessionNotFound, SessionConflict
+    if the session is open, and EngineOverloaded.
     """
     store = check_kept(store, SESSION)
     found = await find_record(store, session_id, kind=REALTIME_KIND, key=key, token=token)
@@ -160,7 +162,7 @@ async def take_realtime(
 
 
 async def read_live(store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None) -> KeptLive:
-    """Return what was kept of a Live session that is not open. Raises as ``take_realtime`` does."""
+    """Return the snapshot of a Live session that is not open. Raises as ``take_realtime`` does."""
     store = check_kept(store, "session_id")
     found = await find_record(store, session_id, kind=LIVE_KIND, key=key, token=token)
     if found.held:
@@ -180,7 +182,7 @@ async def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
 def begin_record(
     store: SessionStore, session: Session, kind: str, key: ApiKey | None, content: Callable[[], Any], token: str
 ) -> ConversationRecord:
-    """Begin the record of a new session. ``token`` is empty if the key suffices."""
+    """Begin the record of a new session. ``token`` is "" if the client's key suffices."""
     tokens = (token_digest(token),) if token else ()
     lease = store.begin(session.session_id, kind=kind, owner=key_name(key))
     return ConversationRecord(store, lease, session, content, tokens=tokens)

@@ -1,13 +1,14 @@
 """LiveDialect: translates the events of OpenAI's Live API to and from a conversation. Has no socket.
 
-**Who speaks when** is the core's decision: its turn detection, its interruption, its history of what was heard. The
-client sends audio for ever, and gets audio for ever (``LivePlayer``). The dialect asks for nothing but turn detection.
+**Who speaks when** is decided by the conversation: its turn detection, its interruption, its history of what was heard.
+The client sends audio and receives audio (``LivePlayer``) without pause. The dialect requires only turn detection.
 
-**Time.** The session's line begins at ``session.started``. A tick every FRAME_MS sends what is due, tells the core how
-far each answer was played, and tells the client the words that were heard by then, so that text is never ahead of its
-sound. Usage, the end of a silent session and that of a long one are counted by the same tick.
+**Time.** The session's time line begins at ``session.started``. Every FRAME_MS a tick sends the audio that is due,
+reports to the conversation how far each answer was played, and sends the client the words that were heard so far, so
+that text is never ahead of its audio. The tick also counts usage, and ends a session that is silent or lasts too long.
 
-**Context.** Commentary is told by the core, once, at a pause of both sides (``telling``). Facts and rules are noted.
+**Context.** Appended commentary becomes a telling: the assistant says it once, when both sides are silent. Appended
+thinking and instructions only enter the history.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ _REFUSED: Final = frozenset(
 
 
 def live_id(session_id: str) -> str:
-    """Return the id of a session as clients of the Live API know it."""
+    """Return the id of a session as the Live API shows it: "live_…" for "sess_…"."""
     return session_id.replace("sess_", "live_", 1)
 
 
 def session_of(given: str) -> str:
-    """Return the id of the session that clients of the Live API know by this id."""
+    """Return the id of the session that the Live API shows under the id ``given``."""
     return given.replace("live_", "sess_", 1)
 
 
@@ -155,8 +156,11 @@ class LiveDialect(SessionDialect):
         media: AudioFormat | None = None,
         forked: KeptLive | None,
     ) -> None:
-        """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
-        of the tracks that carry the audio, if events do not. ``forked``: the session with which it begins."""
+        """``max_sec`` is how long the session may last from now on, besides the operator's limit; None for no limit.
+
+        ``media`` is the format of the media tracks that carry the audio; None if events carry it. ``forked`` is the
+        stored session that this one continues; None for a new conversation.
+        """
         super().__init__()
         self.session_id = live_id(session.session_id)
         self.conversation = session.conversation
@@ -206,14 +210,15 @@ class LiveDialect(SessionDialect):
     # what carries it
 
     def carry(self, *, blocked: Callable[[], bool], listening: Callable[[], bool], keep: Callable[[], str]) -> None:
-        """Set what is asked of the connection: whether the client takes no output, and whether its input is read.
+        """Set the functions by which the connection is asked.
 
-        ``keep`` begins to keep the session in the store, as its client wants; it returns a token to tell, or nothing.
+        ``blocked`` returns whether the client takes no output; ``listening`` whether its input is read. ``keep`` begins
+        to keep the session in the store, and returns a token to send to the client, or "".
         """
         self._blocked, self._listening, self._keep = blocked, listening, keep
 
     def send(self, events: Iterable[Event]) -> None:
-        """Send events at once, unless the session is closed."""
+        """Send events immediately, unless the session is closed."""
         if not self.closed:
             self._send(events)
 
@@ -227,20 +232,20 @@ class LiveDialect(SessionDialect):
         return {"type": "error", "error": fields}
 
     def kept(self) -> KeptLive:
-        """Return what a fork of the session begins with. It must have started."""
+        """Return the snapshot from which the session can be forked. The session must have started."""
         self.remember()
         assert self._kept is not None
         return self._kept
 
     def remember(self) -> None:
-        """Note what was said so far, which is forgotten as the session ends."""
+        """Keep the history so far for ``kept``, since the conversation discards it as the session ends."""
         start = self.start_fields
         if self.factory.store is not None and start is not None and start.store and self._session.is_open:
             messages = [*map(as_text, self.conversation.ledger.history.messages())]
             self._kept = KeptLive(start=structs.replace(start, input=None), messages=messages)
 
     def close(self) -> None:
-        """Stop the clock, and release all bytes that are charged to the session."""
+        """Stop the clock, and refund all bytes that are charged to the session."""
         if self._clock is not None:
             self._clock.cancel()
         if self.started:
@@ -257,21 +262,21 @@ class LiveDialect(SessionDialect):
 
     @property
     def _line_ms(self) -> float:
-        """The present on the session's line, in milliseconds."""
+        """The current position on the session's time line, in milliseconds."""
         return (self._loop.time() - self._origin) * 1000
 
     @property
     def now_ms(self) -> int:
-        """The present on the session's line, in whole milliseconds."""
+        """The current position on the session's time line, in whole milliseconds."""
         return int(self._line_ms)
 
     @property
     def usage(self) -> dict[str, int]:
-        """The length of the session so far."""
+        """The usage of the session: its length so far, in seconds."""
         return {"seconds": self.now_ms // 1000 if self.started else 0}
 
     def resource(self) -> dict[str, Any]:
-        """Return the session as the client sees it. It must have started."""
+        """Return the session object that clients see. The session must have started."""
         assert self.start_fields is not None
         voice = self.conversation.configuration.effective.voice
         shown = session_resource(
@@ -280,11 +285,11 @@ class LiveDialect(SessionDialect):
         return {**shown, "delegation": to_builtins(self._delegations.shown)}
 
     def greeting(self) -> list[Event]:
-        """Return the events with which a client is told what the session is. It must have started."""
+        """Return the events that describe the session to a client. The session must have started."""
         return [{"type": "session.started", "session": self.resource()}]
 
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
-        """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
+        """Start the session with the client's object ``session``. Raises an InvalidRequest if that is not accepted."""
         media, forked = self._media is not None, self._forked
         start = read_start(fields, media=media) if forked is None else read_fork(fields, forked.start, media=media)
         conversation = self.conversation
@@ -327,7 +332,7 @@ class LiveDialect(SessionDialect):
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_store(self, start: MediaStart) -> None:
-        """Raise UnsupportedParameter if the session is to be stored, and neither its sound nor its words can be."""
+        """Raise UnsupportedParameter if the client wants to store the session, but neither audio nor text can be."""
         recording = self._session.recording
         if start.store and self.factory.store is None and (recording is None or not recording.has_sound):
             why = "this session is not recorded" if self.factory.config.record else "nothing is recorded (--record)"
@@ -354,7 +359,7 @@ class LiveDialect(SessionDialect):
         return ClientDelegations(self, wanted)
 
     def end(self, reason: str, event_id: str | None = None) -> None:
-        """Send ``session.closed``, and end the session. Appends that were not told by then are refused."""
+        """Send ``session.closed``, and end the session. Commentary that was not said by then is refused."""
         if self.closed:
             return
         if self.started:
@@ -420,7 +425,7 @@ class LiveDialect(SessionDialect):
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
     def append(self, audio: bytes, now: float) -> None:
-        """Take audio of the user, in the format of the session. Raises what ``receive`` raises."""
+        """Append audio of the user, in the format of the session, to the input. Raises what ``receive`` raises."""
         if not audio:
             raise invalid_audio("audio must not be empty")
         if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
@@ -445,7 +450,7 @@ class LiveDialect(SessionDialect):
         return content, delegation_id
 
     def _check_rules(self, content: str) -> None:
-        """Note the size of a rule that joins the instructions. Raises InvalidValue if they become too long."""
+        """Count the tokens of an appended instruction. Raises InvalidValue if all of them together are too long."""
         tokens = self._rule_tokens + estimate_tokens(content)
         if tokens > MAX_INSTRUCTIONS_TOKENS:
             raise InvalidValue(
@@ -473,7 +478,7 @@ class LiveDialect(SessionDialect):
             del self._appends[number]
 
     def _within_limits(self, append: Callable[[], None], event_id: str | None) -> bool:
-        """Append something to the context. If there is no room, the append is refused, and the session goes on."""
+        """Call ``append``. If there is no room for what it appends, report that for the event, and return False."""
         try:
             append()
         except EngineOverloaded as error:
@@ -548,7 +553,7 @@ class LiveDialect(SessionDialect):
             self._hand_over(request_id)
 
     def _hand_over(self, request_id: str, *, cancelled: bool = False) -> None:
-        """Begin the work that an answer has handed over; of one that was ``cancelled``, what the history has of it."""
+        """Begin the work that an answer delegates by its calls; if ``cancelled``, only the calls in the history."""
         ledger = self.conversation.ledger
         entry = ledger.find(request_id)
         for call in () if entry is None else entry.tool_calls:
@@ -556,12 +561,12 @@ class LiveDialect(SessionDialect):
                 self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
-        """Play nothing more than what was sent. An answer that is held goes on later; one that has ended does not."""
+        """Drop the audio that was not sent yet. An answer that is still being made may continue later."""
         for request_id in self.player.cut():
             self._end_text(request_id)
 
     def _end_text(self, request_id: str) -> None:
-        """Tell of an answer the words that were sent as sound, and no more."""
+        """Let the transcript of an answer end where its sent audio ends."""
         if self.player.has(request_id):
             self._ending.add(request_id)
         else:
@@ -583,7 +588,7 @@ class LiveDialect(SessionDialect):
             self._heard.pop(chunk.request_id, None)
 
     def _passed(self, heard: Heard) -> None:
-        """Tell what was heard of an answer: the core how far, and the client which words."""
+        """Report how far an answer was heard: to the conversation as a position, and to the client as words."""
         if self._fixture.passed(heard):
             return
         request_id = heard.answer_id
@@ -603,7 +608,7 @@ class LiveDialect(SessionDialect):
             self._end_text(request_id)
 
     def _rest(self, request_id: str) -> Iterator[Event]:
-        """Tell the text of an answer that was heard to its end, as far as it was not told."""
+        """Render the rest of the transcript of an answer that was heard to its end."""
         text = self._spoken.pop(request_id, None)
         if text is not None and (rest := text.rest()).strip():
             start_ms = self._output.end_ms if text.begun else self.now_ms
@@ -675,13 +680,13 @@ class Live(SessionFrontEnd):
             router.add_websocket(FORK_PATH, self.fork)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
+        """Accept a handshake. Raises Unauthenticated; an event reports all other errors. Ignores the query."""
         key = self._authenticator.authenticate(request)
         serve = partial(serve_session, request.client, partial(self._begin, key, request.client, None))
         return stream_accepted(self._sessions, key, serve=serve, route=LIVE_PATH)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does.
+        """Accept a handshake, as ``upgrade`` does, for a session that continues a stored one.
 
         Raises UnsupportedParameter without a store.
         """
@@ -696,8 +701,8 @@ class Live(SessionFrontEnd):
     ) -> LiveConnection:
         """Open a session, and attach it to ``connection``.
 
-        ``wanted`` is the id of the session with which it begins, if any, and the token of its client. Raises what
-        ``Sessions.admit`` and ``read_live`` raise.
+        ``wanted`` is the id of the stored session to continue and the client's token; None for a new conversation.
+        Raises what ``Sessions.admit`` and ``read_live`` raise.
         """
         forked = None if wanted is None else await read_live(self._sessions.store, wanted[0], key, wanted[1])
         session = await self._live.admit(key, client=address)
@@ -712,10 +717,10 @@ class Live(SessionFrontEnd):
 
 
 class LiveConnection(RealtimeConnection):
-    """The connection of a Live session. It ends with ``session.closed``, and then the code 1000.
+    """The connection of a Live session. It ends with ``session.closed``, and then the close code 1000.
 
-    A session cannot be resumed, nor moved to another server: as this one ends, the session has expired. One with
-    ``store: true`` is kept in the store, and others can begin with it.
+    A Live session can be neither resumed nor moved to another server: when this server ends, the session expires. A
+    session with ``store: true`` is kept in the store, and other sessions can continue its conversation.
     """
 
     _store: SessionStore | None = None
@@ -727,11 +732,11 @@ class LiveConnection(RealtimeConnection):
         dialect.carry(blocked=self._blocks_output, listening=lambda: connection.is_reading, keep=self._begin_record)
 
     def _blocks_output(self) -> bool:
-        """Return whether the client takes no sound now."""
+        """Return whether the client takes no audio now."""
         return self._connection.paused
 
     def keep_in(self, store: SessionStore | None, key: ApiKey | None) -> None:
-        """Keep the session in the store, if there is one, once it has started and if its client wants that."""
+        """Set the store in which the session is kept once it has started, if its client wants that."""
         self._store, self._key = store, key
 
     def _begin_record(self) -> str:

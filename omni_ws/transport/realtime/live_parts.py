@@ -1,4 +1,4 @@
-"""The parts of a Live session: its output on a time line, and who does the work that its voice hands over."""
+"""The parts of a Live session: its output on a time line, its transcripts, and the work that its model delegates."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ SILENCE: Final = {AudioEncoding.PCM16: b"\0", AudioEncoding.PCMU: b"\xff", Audio
 
 
 class Heard(NamedTuple):
-    """How far an answer has been heard: up to ``position_ms`` of it, which was at ``line_ms`` of the time line.
+    """How far an answer has been heard: up to ``position_ms`` in the answer, played at ``line_ms`` on the time line.
 
-    ``ended``: that was its end.
+    ``ended``: whether that is the end of the answer.
     """
 
     answer_id: str
@@ -77,7 +77,10 @@ class Heard(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Sound on the time line: from ``line_ms`` on for ``lasts_ms``, of the answer from ``position_ms`` on."""
+    """A piece of audio on the time line: it begins at ``line_ms`` and lasts ``lasts_ms``.
+
+    In the answer it begins at ``position_ms``. ``ended`` marks the end of the answer; such a piece has no audio.
+    """
 
     line_ms: float
     lasts_ms: float
@@ -87,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class _Answer:
-    """An answer with its sound that was not sent yet."""
+    """An answer in the player, with its audio that was not sent yet."""
 
     __slots__ = ("answer_id", "audio", "ended", "sent_ms")
 
@@ -100,11 +103,11 @@ class _Answer:
         self.ended = False
 
     def end(self) -> None:
-        """Note that no more sound follows."""
+        """Note that no more audio of the answer follows."""
         self.ended = True
 
     def take(self, most: int, bytes_per_ms: int) -> bytes:
-        """Remove and return the next sound, which is sent now."""
+        """Remove and return up to ``most`` bytes of audio, to be sent now."""
         taken = bytes(self.audio[:most])
         del self.audio[: len(taken)]
         self.sent_ms += len(taken) / bytes_per_ms
@@ -116,12 +119,12 @@ FIXTURE: Final = "fixture"
 
 
 class LivePlayer:
-    """Sends the sound of answers in real time, and exact silence between them. Has no clock: times are arguments.
+    """Sends the audio of answers in real time, and digital silence between answers. Has no clock: times are arguments.
 
-    The time line begins at 0 ms, when the session starts. ``play`` is called with each frame and its interval on the
-    line. Sound is sent as soon as there is any, at most LEAD_MS ahead of the line, and silence once its time has
-    passed: so an answer waits for nothing, and what was sent is as long as the line. Without ``silence`` only sound is
-    sent. ``heard`` is called with what the line has passed.
+    The time line begins at 0 ms, when the session starts. ``play`` is called with each frame of audio and its interval
+    on the line. An answer's audio is sent as soon as it is there, but at most LEAD_MS ahead of the line; silence is
+    sent once its time has passed. So no answer waits, and the audio sent is as long as the line. Without ``silence``
+    only the audio of answers is sent. ``heard`` is called as the line passes the audio that was sent.
     """
 
     def __init__(
@@ -148,11 +151,11 @@ class LivePlayer:
 
     @property
     def sounding(self) -> bool:
-        """Whether any sound waits, or was sent and is not passed."""
+        """Whether any audio of answers is queued, or was sent and the line has not passed it."""
         return bool(self._answers or self._ahead)
 
     def say(self, answer_id: str, audio: bytes, start_ms: float | None = None) -> None:
-        """Queue sound of an answer, which begins at ``start_ms`` of it, after all earlier sound."""
+        """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].end()
@@ -166,27 +169,27 @@ class LivePlayer:
         answer.audio.extend(audio)
 
     def finish(self, answer_id: str) -> None:
-        """Note that no more sound of an answer follows."""
+        """Note that no more audio of an answer follows."""
         for answer in self._answers:
             if answer.answer_id == answer_id:
                 answer.end()
 
     def has(self, answer_id: str) -> bool:
-        """Whether any sound of the answer waits, or was sent and is not passed."""
+        """Whether any audio of the answer is queued, or was sent and the line has not passed it."""
         waits = any(one.answer_id == answer_id for one in self._answers)
         return waits or any(one.answer_id == answer_id for one in self._ahead)
 
     def duck(self, lowered: bool) -> None:
-        """Lower what is sent from now on, or raise it to its full level."""
+        """Lower the volume of the audio sent from now on, or restore its full volume."""
         if self._ducker is not None:
             self._ducker.duck(lowered)
             if not self._answers:
                 self._ducker.settle()
 
     def cut(self) -> list[str]:
-        """Drop all sound that was not sent, but that of a fixture.
+        """Drop all queued audio except that of a fixture.
 
-        Returns the answers that had no more to come, of which some is dropped.
+        Returns the ids of the answers that were complete, and of which audio was dropped.
         """
         dropped = [answer for answer in self._answers if answer.answer_id != FIXTURE]
         if dropped and dropped[0] is self._answers[0]:
@@ -197,7 +200,7 @@ class LivePlayer:
         return [answer.answer_id for answer in dropped if answer.ended]
 
     def pump(self, now_ms: float) -> None:
-        """Send sound, as far as it is there and may be sent at ``now_ms`` of the line."""
+        """Send queued audio, as far as LEAD_MS allows at the position ``now_ms`` on the line."""
         while self._answers and self.sent_ms + FRAME_MS <= now_ms + LEAD_MS:
             answer = self._answers[0]
             if not answer.audio:
@@ -221,9 +224,9 @@ class LivePlayer:
         self._play(audio if self._ducker is None else self._ducker.apply(audio), begin_ms, self.sent_ms)
 
     def tick(self, now_ms: float, *, blocked: bool = False) -> None:
-        """Send what is due at ``now_ms``, the end of a frame: sound or, where there is none, silence.
+        """Send the audio that is due at ``now_ms``, the end of a frame, and silence where there is none.
 
-        While the client does not read (``blocked``) nothing is sent, and its silence is left out.
+        While the client does not read (``blocked``), nothing is sent, and the silence of that time is left out.
         """
         self._pass(now_ms)
         if blocked:
@@ -242,7 +245,7 @@ class LivePlayer:
             self.sent_ms = now_ms
 
     def _pass(self, now_ms: float) -> None:
-        """Tell what the line has passed by now."""
+        """Call ``heard`` for the audio that the line has passed at ``now_ms``."""
         while self._ahead:
             piece = self._ahead[0]
             passed_ms = min(piece.lasts_ms, now_ms - piece.line_ms)
@@ -263,9 +266,10 @@ MAX_FIXTURE_BYTES: Final = MAX_FIXTURE_SEC * FIXTURE_FORMAT.bytes_per_second
 
 
 class LiveFixture:
-    """The fixture of one session, at most one at a time. It interrupts speech, and nothing is heard meanwhile.
+    """The fixture of a session: audio that the client has played to the user. Only one is played at a time.
 
-    It is not in the history: the model does not know of it.
+    A fixture interrupts speech, and the user is not heard meanwhile. It is not in the history: the model does not know
+    of it.
     """
 
     def __init__(self, dialect: LiveDialect, audio: AudioFormat) -> None:
@@ -278,7 +282,7 @@ class LiveFixture:
         self.playing = False
 
     def play(self, fields: Mapping[str, Any], event_id: str | None) -> None:
-        """Play the sound of an event. Raises an InvalidRequest, and nothing is interrupted then."""
+        """Play the audio in the client's event. If it raises an InvalidRequest, nothing was interrupted."""
         if self.playing:
             raise InvalidValue("a fixture is being played already", param="type")
         audio = _checked(fields)
@@ -298,7 +302,7 @@ class LiveFixture:
         player.pump(dialect.now_ms)
 
     def passed(self, heard: Heard) -> bool:
-        """Return whether ``heard`` is of the fixture. At its end the client is told."""
+        """Return whether ``heard`` is about the fixture. If that is its end, tell the client."""
         if heard.answer_id != FIXTURE:
             return False
         if heard.ended:
@@ -308,7 +312,7 @@ class LiveFixture:
         return True
 
     def close(self) -> None:
-        """Release what is charged to the session."""
+        """Refund the bytes that are charged to the session."""
         self._share.resize(0)
 
     def _tell(self, step: str) -> None:
@@ -348,7 +352,7 @@ class Delta(NamedTuple):
 
 
 class TranscriptLine:
-    """The order of one direction's deltas: their times never go back, and none is in the future."""
+    """The deltas of one direction's transcript, in order: times never go back, and none is in the future."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -356,7 +360,10 @@ class TranscriptLine:
         self._end_ms = 0
 
     def place(self, text: str, start_ms: float, end_ms: float, *, now_ms: int, joins: bool) -> Delta:
-        """Return the delta of ``text``; ``joins``: it continues the text before, so no blank is put between."""
+        """Return the delta for ``text``, with its times moved into order.
+
+        If it ``joins``, it continues the text before; otherwise a blank separates the two.
+        """
         if self._begun and not joins and not text[:1].isspace():
             text = f" {text}"
         self._begun = True
@@ -366,14 +373,15 @@ class TranscriptLine:
 
     @property
     def end_ms(self) -> int:
-        """The end of the latest delta."""
+        """The end of the latest delta, in milliseconds of the time line."""
         return self._end_ms
 
 
 class HeardText:
-    """The words of one request's speech: of interim texts, which the next one replaces, those that two agree on.
+    """The transcript of one request's speech, released to the client word by word.
 
-    What was told is never taken back: if the settled text corrects it, only the words behind it are told.
+    An interim text releases the words on which it agrees with the interim text before; a settled text all its words.
+    Released words are never taken back: if the settled text corrects them, only the words behind them are released.
     """
 
     def __init__(self) -> None:
@@ -383,7 +391,7 @@ class HeardText:
         self._last: list[str] = []
 
     def hear(self, text: str, *, interim: bool) -> str:
-        """Take a transcript of what follows the settled ones. Return the text to tell now; it may be empty."""
+        """Take a transcript of the speech since the last settled text. Return the text to send now; it may be ""."""
         words = _WORD.findall(text)
         stable = len(words)
         if interim:
@@ -400,7 +408,10 @@ class HeardText:
 
 
 class SpokenText:
-    """The text of one answer, told as far as its sound was heard: by words, or by the place in a clause."""
+    """The transcript of one answer, released as far as its audio was heard.
+
+    The position in the text follows from the times of words, if the voice gives them, else from the times of clauses.
+    """
 
     def __init__(self) -> None:
         #: Whether any of it was told.
@@ -418,7 +429,7 @@ class SpokenText:
         self._told_ms = 0.0
 
     def begin(self) -> bool:
-        """Note that some of it is told now. Return whether some was told before."""
+        """Note that text is sent to the client now. Return whether any was sent before."""
         begun, self.begun = self.begun, True
         return begun
 
@@ -427,18 +438,18 @@ class SpokenText:
         self._pieces.append(text)
 
     def pronounce(self, words: Sequence[Word]) -> None:
-        """Add words of its sound. Those that were told are left out: the answer was held, and is sent again."""
+        """Add words with their times in the audio, without those added before: a held answer is sent again."""
         self._timed = self._timed or bool(words)
         last_ms = self._words[-1].end_ms if self._words else self._heard_ms
         self._words.extend(word for word in words if word.end_ms > last_ms)
 
     def heard(self, position_ms: float, entry: LedgerEntry | None) -> Delta | None:
-        """Return the text that was heard up to this position and not told yet, with times in the answer."""
+        """Release the text heard up to ``position_ms``, with times in the answer; None if there is no new text."""
         self._heard_ms = max(self._heard_ms, position_ms)
         return self._words_until(position_ms) if self._timed else self._clauses_until(position_ms, entry)
 
     def rest(self) -> str:
-        """Return all text that was not told, which is told then: the answer was heard to its end."""
+        """Release all text that is left: the answer was heard to its end."""
         rest = self._window[self._told - self._start :] + "".join(self._pieces)
         self._pieces.clear()
         self._window, self._start, self._told = "", self._told + len(rest), self._told + len(rest)
@@ -476,7 +487,7 @@ class SpokenText:
         return self._tell(end, self._told_ms, position_ms)
 
     def _see(self, end: int, start: int) -> None:
-        """Let the window reach from ``start``, or where telling has come to, to ``end`` and somewhat further."""
+        """Let ``_window`` hold the text from ``start``, or from the first unreleased character, to beyond ``end``."""
         start = min(start, self._told)
         self._window = self._window[max(0, start - self._start) :]
         self._start = max(self._start, start)
@@ -530,7 +541,10 @@ MAX_DELEGATIONS: Final = 256
 
 
 class Delegations(ABC):
-    """What a kind of delegation does. Methods raise an InvalidRequest for what is refused."""
+    """Base class of the two kinds of delegation: work that the model of a Live session hands over.
+
+    Methods raise an InvalidRequest to refuse an event of the client.
+    """
 
     def __init__(self, dialect: LiveDialect, settings: Delegation) -> None:
         self._dialect = dialect
@@ -539,7 +553,7 @@ class Delegations(ABC):
 
     @abstractmethod
     def opened(self, call_id: str, arguments: str) -> None:
-        """Begin the work of a call that the model has made: it has handed work over."""
+        """Begin the work that the model has delegated by the call ``call_id``."""
 
     @abstractmethod
     def receive(self, event: Mapping[str, Any]) -> None:
@@ -547,7 +561,10 @@ class Delegations(ABC):
 
     @abstractmethod
     def update(self, given: Delegation) -> None:
-        """Apply the ``delegation`` of a ``session.update``, which is of this kind: what it leaves out stays."""
+        """Apply the ``delegation`` of a ``session.update``. Fields that it leaves out do not change.
+
+        Raises an InvalidRequest if it is of another kind.
+        """
 
     def check(self, delegation_id: str) -> None:
         """Raise an InvalidRequest unless the client may append context to this delegation."""
@@ -555,17 +572,17 @@ class Delegations(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all work, with the session. May be called repeatedly."""
+        """End all work, as the session ends. May be called repeatedly."""
 
 
 def delegation_created(call_id: str, target: str, offset_ms: int, **fields: Any) -> Event:
-    """Return the event that tells that work was handed over. It has no text of the task, as at OpenAI."""
+    """Return the event that reports a delegation. As in OpenAI's API, it does not contain the task."""
     delegation = {"id": call_id, "type": "delegation", "target": target, **fields}
     return {"type": "session.delegation.created", "offset_ms": offset_ms, "delegation": delegation}
 
 
 class ClientDelegations(Delegations):
-    """The application does the work, and tells about it by appended context."""
+    """Delegations of the type ``client``: the application does the work, and appends the results to the context."""
 
     def __init__(self, dialect: LiveDialect, settings: ClientDelegation) -> None:
         super().__init__(dialect, settings)
@@ -615,7 +632,7 @@ NOTHING: Final = "The work has ended without a result."
 
 @dataclass(slots=True)
 class _Response:
-    """One response of the chat. ``delegation_id`` is None if the client began it."""
+    """One response of the chat. ``delegation_id`` is None if the client asked for the response."""
 
     response_id: str
     delegation_id: str | None
@@ -627,22 +644,22 @@ class _Response:
     _events: int = 0
 
     def wait_for(self, call_ids: Iterable[str]) -> None:
-        """Note the calls that it has ended with."""
+        """Set the ids of the calls with which the response has ended."""
         self.calls = dict.fromkeys(call_ids)
 
     @property
     def ready(self) -> bool:
-        """Whether all its calls have their outputs."""
+        """Whether the client has sent the outputs of all calls."""
         return None not in self.calls.values()
 
     def event(self, kind: str, **fields: Any) -> Event:
-        """Return an event of the Responses API, inside of one of the Live API."""
+        """Return an event of the Responses API, wrapped in the Live API's ``response.event``."""
         nested = {"type": kind, "sequence_number": self._events, **fields}
         self._events += 1
         return {"type": "response.event", "event": nested, "delegation_id": self.delegation_id}
 
     def lifecycle(self, status: str, *, usage: Usage | None = None, error: OmniError | None = None) -> Event:
-        """Return the event that tells its status, with a snapshot that leaves out what other events have told."""
+        """Return the event for a change to ``status``, with a snapshot of the response but not of its output."""
         snapshot = {
             "id": self.response_id,
             "object": "response",
@@ -663,9 +680,10 @@ class _Response:
 
 
 class ResponsesDelegations(Delegations):
-    """A second chat does the work, and all results come from it. Raises an InvalidRequest for wrong settings.
+    """Delegations of the type ``responses``: a second chat does the work, and its answers are the results.
 
-    The chat opens with the first work, and opens again if its engine has failed for good.
+    Raises an InvalidRequest for wrong settings. The chat opens with the first work, and opens anew if it has ended by a
+    failure of its engine.
     """
 
     def __init__(self, dialect: LiveDialect, settings: ResponsesDelegation) -> None:
@@ -685,7 +703,7 @@ class ResponsesDelegations(Delegations):
     # the settings
 
     def _check(self, settings: ResponsesConfig) -> dict[str, Any]:
-        """Return the settings as fields of ``session_config``. Raises an InvalidRequest that names the field."""
+        """Return the chat's settings as fields of ``session_config``. Raises an InvalidRequest that names the field."""
         chosen = tool_choice(settings.tool_choice)
         try:
             given = tools(settings.tools)
@@ -741,7 +759,7 @@ class ResponsesDelegations(Delegations):
         self._ask([InputChunk(Modality.TEXT, text.encode())], call_id, response_id)
 
     def _talk(self) -> str:
-        """Return the end of the talk, for the chat to understand the task by."""
+        """Return the end of the spoken conversation as text, so that the chat understands the task."""
         lines: list[str] = []
         size = 0
         for message in reversed(self._dialect.conversation.ledger.history.messages()):
@@ -754,7 +772,7 @@ class ResponsesDelegations(Delegations):
         return f"The talk so far:\n{talk}\n\n" if talk else ""
 
     def _ask(self, chunks: Iterable[InputChunk], delegation_id: str | None, response_id: str | None = None) -> None:
-        """Begin a response of the chat to this input."""
+        """Begin a response of the chat to ``chunks``. ``delegation_id`` is None if the client asked for it."""
         parallel = self._settings.parallel_tool_calls is not False
         response = _Response(response_id or new_id("resp_"), delegation_id, self._settings.model or "", parallel)
         self._dialect.send([response.lifecycle("in_progress")])
@@ -889,7 +907,7 @@ def _buffer_full() -> RealtimeRefusal:
 
 
 def _task(arguments: str) -> str:
-    """Return the task in the arguments of a call; the arguments themselves if they have none."""
+    """Return the field ``task`` of a call's arguments, which are JSON; without it, the arguments themselves."""
     try:
         found = msgspec.json.decode(arguments, type=dict[str, Any]).get("task")
     except (msgspec.DecodeError, RecursionError):
@@ -898,12 +916,12 @@ def _task(arguments: str) -> str:
 
 
 def _set_fields(given: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of an update that are set."""
+    """Return the fields of an update that are not None."""
     return {name: value for name, value in structs.asdict(given).items() if value is not None}
 
 
 def _as_refusal(error: OmniError) -> OmniError:
-    """Return an error of the chat as one of the event, which does not end the session."""
+    """Return an error of the chat as an InvalidRequest, which refuses the event but does not end the session."""
     return error if isinstance(error, InvalidRequest) else InvalidValue(error.message, param=_PLACE)
 
 

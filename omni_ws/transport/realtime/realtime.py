@@ -113,8 +113,8 @@ class RealtimeDialect(SessionDialect):
         """Create the dialect of a new session.
 
         ``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
-        decides, whatever the client sets. ``kept`` is the conversation to go on with. Raises InvalidRequest
-        and EngineOverloaded.
+        decides, whatever the client sets. ``kept`` is a stored conversation to continue. Raises InvalidRequest and
+        EngineOverloaded.
         """
         super().__init__()
         conversation = session.conversation
@@ -188,13 +188,13 @@ class RealtimeDialect(SessionDialect):
         return self.greeting()
 
     def greeting(self) -> list[Event]:
-        """Return the events with which a client is told what the session is."""
+        """Return the events that describe the session to a client."""
         recorded = {"recorded": True} if self._is_recorded else {}
         created = {"session": self._session_object(), **created_fields(self._session_id), **recorded}
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, or let it wait for its images."""
+        """Handle one event of the client, or hold the event until its images are fetched."""
         if not self._images.holds(fields, now=now):
             self._handle(fields, now)
 
@@ -276,7 +276,7 @@ class RealtimeDialect(SessionDialect):
     # kept
 
     def kept(self) -> KeptRealtime:
-        """Return what another session needs to go on with the conversation."""
+        """Return the snapshot from which another session can continue the conversation."""
         return KeptRealtime(
             conversation_id=self._conversation_id, session=self._session, items=[*self._items.in_order()]
         )
@@ -288,7 +288,7 @@ class RealtimeDialect(SessionDialect):
         return self._mcp.shown(session_object(self._session, config, session_id=self._session_id))
 
     def _engine_changed(self, config: SessionConfig) -> None:
-        """Tell the client that the engine has become another one, with the settings that are in effect now."""
+        """Tell the client that the engine was replaced, and which settings are in effect now."""
         parts = shown_parts(self._factory.engine)
         self._send([{"type": "session.updated", "session": self._session_object(), "parts": parts}])
 
@@ -338,7 +338,7 @@ class RealtimeDialect(SessionDialect):
 
     @property
     def speech_interrupts(self) -> bool:
-        """Whether the beginning of a turn silences the answer."""
+        """Whether the beginning of the user's speech silences the answer."""
         return self._detects_turns and self._session.interrupts_answers
 
     @property
@@ -366,7 +366,7 @@ class RealtimeDialect(SessionDialect):
 
     @property
     def _dictates(self) -> bool:
-        """Whether audio is transcribed as it arrives, and an utterance ends where the client commits it."""
+        """Whether the client dictates: audio is transcribed as it arrives, and the client's commits end utterances."""
         return self._session.transcribes_only and not self._detects_turns
 
     def _dictate(self, chunk: InputChunk, now: float) -> None:
@@ -375,7 +375,7 @@ class RealtimeDialect(SessionDialect):
             self._turns[turn.item.request_id] = turn
 
     def _end_audio(self, kind: str, event_id: str | None) -> None:
-        """Handle a commit or a clear, once all audio before it is heard."""
+        """Handle the commit or clear event ``kind``. All audio before the event was heard."""
         try:
             if kind == "input_audio_buffer.commit":
                 self._commit_audio()
@@ -450,7 +450,7 @@ class RealtimeDialect(SessionDialect):
         turn.item.asked(request_id)
 
     def _commit(self, turn: Turn) -> Iterator[Event]:
-        """Make the turn's item part of the conversation; begin the response if the engine already works on the turn."""
+        """Make the turn's item part of the conversation. Begin the response if the engine works on the turn already."""
         if not turn.commit():
             return
         item = turn.item
@@ -487,7 +487,7 @@ class RealtimeDialect(SessionDialect):
             yield from self._transcribed(turn)
 
     def _idled(self, note: str) -> None:
-        """Respond to a silence of ``idle_timeout_ms`` after the last response: ``note`` tells the model of it."""
+        """Respond to a silence of ``idle_timeout_ms`` after the last response. ``note`` tells the model about it."""
         heard = self._conversation.listener
         end_ms = 0 if heard is None else heard.audio_ms
         config = self._conversation.configuration.with_patch({"task": None})
@@ -523,7 +523,7 @@ class RealtimeDialect(SessionDialect):
         self._mcp.flush()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
-        """Make a transcribed turn a pending item, which waits for ``response.create``, in place of its request."""
+        """Make a transcribed turn a pending item for the next ``response.create``, and drop its request's history."""
         self._conversation.ledger.remove(request_id)
         if turn.committed:
             self._items.heard(turn.item, turn.text)
@@ -537,7 +537,7 @@ class RealtimeDialect(SessionDialect):
             yield transcription_event(turn, "delta", delta=text)
 
     def _transcribed(self, turn: Turn, error: OmniError | None = None, *, failed: bool = False) -> Iterator[Event]:
-        """End the transcript of a turn: it is complete, or ``error`` ended the request, or recognition ``failed``."""
+        """End a turn's transcript: it is complete, or ``error`` ended its request, or recognition has ``failed``."""
         if turn.transcribed or turn.cleared:
             return
         turn.settle()
@@ -579,7 +579,7 @@ class RealtimeDialect(SessionDialect):
             self._feed()
 
     def _feed(self) -> None:
-        """Feed the waiting images to the engine, as part of the turn that is being spoken."""
+        """Feed the images of pending items to the engine, as part of the turn that is being spoken."""
         for chunk in self._items.feed():
             self._conversation.receive_chunk(chunk, now=self._now())
 
@@ -630,7 +630,7 @@ class RealtimeDialect(SessionDialect):
             self._respond(event, in_conversation=True)
 
     def _respond_deferred(self) -> None:
-        """Create the responses that waited, if no turn is left to be transcribed."""
+        """Create the deferred responses, unless a turn is still being transcribed."""
         if self._transcribing:
             return
         deferred, self._deferred = self._deferred, []
@@ -642,7 +642,7 @@ class RealtimeDialect(SessionDialect):
                 self._send([self.error(error, event_id=event_id)])
 
     def _respond(self, event: Mapping[str, Any], *, in_conversation: bool) -> None:
-        """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
+        """Begin a response to the ``input`` of ``event``; if it has none, to the pending items or the instructions."""
         with naming("response"):
             response = read_response(event["response"])
             patch = {"task": None, **response_config(response, abilities_of(self._factory))}
@@ -673,7 +673,10 @@ class RealtimeDialect(SessionDialect):
         self._send({**event, **warnings} if event["type"] == "response.created" else event for event in begun)
 
     def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
-        """Split a response's own ``input`` into context and the chunks to answer: those after the last answer in it."""
+        """Split the ``input`` of a response into its context and the chunks to answer.
+
+        The chunks to answer are those of the last items, after the last answer or system message.
+        """
         items = []
         for index, one in enumerate(given):
             place = f"response.input[{index}]"
@@ -692,7 +695,7 @@ class RealtimeDialect(SessionDialect):
         return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
     def _bind_audio(self, items: Iterable[Item], request_id: str, chunks: Iterable[InputChunk]) -> None:
-        """Bind the last item with audio to the request: the request's transcript is that of its audio in ``chunks``."""
+        """Bind the last of ``items`` with audio to the request, whose transcript is that of the audio in ``chunks``."""
         spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
         if spoken:
             ms = self._duration_ms(sum(len(one.payload) for one in chunks if one.modality is Modality.AUDIO))
@@ -725,9 +728,9 @@ class RealtimeDialect(SessionDialect):
         metadata: Mapping[str, str] | None = None,
         in_conversation: bool = True,
     ) -> Iterator[Event]:
-        """Begin the response of a request.
+        """Begin the response to a request.
 
-        Without ``config`` the request is that of a spoken turn, with all pending items as its context.
+        If ``config`` is None, the request is a spoken turn, and has all pending items as its context.
         """
         if in_conversation:
             yield from self._mcp.release()
@@ -830,22 +833,22 @@ _VLLM_CODES: Final = {
 
 
 def begins_vllm_dialect(event: Mapping[str, Any]) -> bool:
-    """Return whether ``event``, a client's first, is in vLLM's dialect: one that OpenAI's API refuses."""
+    """Return whether a client's first event is one of vLLM's dialect that OpenAI's API would refuse."""
     if event["type"] == "session.update":
         return "session" not in event and "model" in event
     return event["type"] == "input_audio_buffer.commit" and ("final" in event or event.keys() == {"type"})
 
 
 def created_fields(session_id: str) -> dict[str, Any]:
-    """Return the fields of ``session.created`` that vLLM's clients read; they are sent to all clients."""
+    """Return the fields of ``session.created`` for vLLM's clients. They are sent to all clients."""
     return {"id": session_id, "created": int(time.time())}
 
 
 class VllmDialect(SessionDialect):
-    """The SessionDialect of clients of vLLM's ``/v1/realtime``. A RealtimeDialect has sent them ``session.created``.
+    """The SessionDialect of clients of vLLM's ``/v1/realtime``, used from their first event on.
 
-    An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
-    because audio is transcribed as it arrives.
+    Before, a RealtimeDialect has sent ``session.created``. An utterance begins with its first audio and ends with a
+    commit that is ``final``. Any other commit changes nothing, because audio is transcribed as it arrives.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -893,7 +896,7 @@ class VllmDialect(SessionDialect):
                 yield self.error(message)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        """Return an error as an event of vLLM's, whose ``error`` is a text. It has no id."""
+        """Return an error as an event of vLLM's dialect, whose field ``error`` is a string. The event has no id."""
         code = "invalid_audio" if error.param == "audio" else _VLLM_CODES.get(error.code, error.code)
         return {"type": "error", "error": error.message, "code": code}
 

@@ -1,4 +1,4 @@
-"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, and sidebands."""
+"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, and their sidebands."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ MAX_BEHIND_BYTES: Final = 1 << 20
 
 
 class Commanded(Protocol):
-    """A receiver of the events of a session: those of its caller, and those of a ``sideband``."""
+    """The receiver of a session's events: from its own client, and from a ``sideband``."""
 
     def receive_message(
         self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None
@@ -109,10 +109,10 @@ class Commanded(Protocol):
 
 
 class Sidebands:
-    """The sidebands of one session.
+    """The sidebands of one session: further connections of the application that see its events and send commands.
 
-    ``greeting`` returns the events that a sideband is sent first. ``refused`` are the types of events that it may not
-    send, each with the reason.
+    ``greeting`` returns the first events for a new sideband. ``refused`` maps the types of events that sidebands may
+    not send to the reason.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Sidebands:
         return bool(self._joined)
 
     def check_room(self) -> None:
-        """Raise SessionNotFound if the session has ended, and SessionConflict if no other sideband may join."""
+        """Raise SessionNotFound if the session has ended, and SessionConflict if it has MAX_SIDEBANDS already."""
         if self._ended:
             raise SessionNotFound("the call has ended")
         if len(self._joined) >= MAX_SIDEBANDS:
@@ -149,28 +149,28 @@ class Sidebands:
             self._joined.remove(sideband)
 
     def write(self, event: Event) -> None:
-        """Send an event to all sidebands. It gets an id if it has none."""
+        """Send an event to all sidebands, with a new event id if it has none."""
         if self._joined:
             data = _encoded(event)
             for sideband in tuple(self._joined):
                 sideband.write(data)
 
     def hold(self, held: bool) -> None:
-        """Stop reading commands, or go on."""
+        """Pause reading the commands of all sidebands, or resume it."""
         if held is not self._held:
             self._held = held
             for sideband in self._joined:
                 sideband.hold(held)
 
     def end(self, code: int, reason: str) -> None:
-        """Close all sidebands, and let no other join. May be called repeatedly."""
+        """Close all sidebands, and refuse new ones. May be called repeatedly."""
         self._ended = True
         for sideband in tuple(self._joined):
             sideband.end(code, reason)
 
 
 class Sideband(WatchedPeer):
-    """One sideband: the receiver of its connection."""
+    """A further connection to a session, which sees its events and sends commands. A FrameReceiver."""
 
     def __init__(self, connection: StreamConnection, sidebands: Sidebands, *, rounds: PeerRounds) -> None:
         self._connection: StreamConnection = connection
@@ -182,7 +182,7 @@ class Sideband(WatchedPeer):
         self._over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Serve the sideband until it ends, or its session, and close its connection."""
+        """Serve the sideband until it or its session ends, and close its connection."""
         try:
             self._sidebands.join(self)
         except OmniError as error:
@@ -209,11 +209,11 @@ class Sideband(WatchedPeer):
     # output
 
     def send(self, event: Event) -> None:
-        """Send an event to this sideband alone."""
+        """Send an event only to this sideband."""
         self.write(_encoded(event))
 
     def write(self, data: bytes) -> None:
-        """Send an encoded event without waiting; drop the sideband if it leaves too much unread."""
+        """Send an encoded event without waiting. Drop the sideband if it leaves more than MAX_BEHIND_BYTES unread."""
         if self._connection.is_open:
             self._connection.write_message(data, is_text=True)
             if self._connection.transport.get_write_buffer_size() > MAX_BEHIND_BYTES:
@@ -223,11 +223,11 @@ class Sideband(WatchedPeer):
 
     @property
     def heard_at(self) -> float:
-        """When it last sent something."""
+        """When the sideband last sent something (loop's clock)."""
         return self._connection.heard_at
 
     def check(self, kind: str) -> None:
-        """Raise InvalidValue for an event that sidebands may not send."""
+        """Raise InvalidValue if sidebands may not send events of the type ``kind``."""
         if (reason := self._sidebands.refused.get(kind)) is not None:
             raise InvalidValue(reason, param="type")
 
@@ -235,7 +235,7 @@ class Sideband(WatchedPeer):
         self._connection.end_pass()
 
     def hold(self, held: bool) -> None:
-        """Stop reading commands, or go on."""
+        """Pause reading the sideband's commands, or resume it."""
         (self._connection.pause_reading if held else self._connection.resume_reading)(Pause.SESSION)
 
     # the connection's receiver
@@ -285,7 +285,7 @@ REALTIME_ORIGIN: Final = "realtime"
 
 @dataclass(frozen=True, slots=True)
 class RealtimeCaller:
-    """The client of a connection: its key, its address, and the session settings that its client secret sets."""
+    """The client of a connection: its key, its address, and the session settings of its client secret."""
 
     key: ApiKey | None
     address: str
@@ -302,14 +302,14 @@ class RealtimeCaller:
 
     @property
     def needs_token(self) -> bool:
-        """Whether its key does not show that it may have a session: it has none, or is a page with a secret."""
+        """Whether the client must present a token to continue a stored session: it has no key, or a client secret."""
         return self.key is None or self.by_secret
 
 
 def accepted(
     request: HttpRequest, sessions: SessionFactory, key: ApiKey | None, *, serve: ServeConnection, route: str
 ) -> UpgradeDecision:
-    """Return the decision to ``serve`` a handshake; see ``stream_accepted``."""
+    """Accept a handshake, to be served by ``serve``; see ``stream_accepted``."""
     subprotocol = SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None
     return stream_accepted(sessions, key, serve=serve, route=route, subprotocol=subprotocol)
 
@@ -319,7 +319,7 @@ async def serve_session(
 ) -> None:
     """Serve one connection of the client at ``address``, from the end of its handshake to its close.
 
-    ``begin`` opens a session and attaches it to the connection. An event reports the OmniError that it raises.
+    ``begin`` opens a session and attaches it to the connection. If it raises an OmniError, an event reports the error.
     """
     if connection.request is not None:
         take_trace(connection.request.headers.get)
@@ -363,8 +363,8 @@ class Realtime(SessionFrontEnd):
     ) -> RealtimeConnection:
         """Open a session, and attach it to ``connection``.
 
-        ``wanted`` is the id of the session with whose conversation it goes on, None for a new one, and the client's
-        token. Raises what ``Sessions.admit`` and ``take_realtime`` raise.
+        ``wanted`` is the id of the stored session to continue, None for a new conversation, and the client's token.
+        Raises what ``Sessions.admit`` and ``take_realtime`` raise.
         """
         store, (session_id, token) = self._sessions.store, wanted
         kept: KeptConversation | None = None
@@ -417,14 +417,17 @@ GOODBYE_TIMEOUT_SEC: Final = 5.0
 
 
 def close_code(error: OmniError) -> int:
-    """Return the code to close a connection with: OpenAI's clients reconnect on 1012 and 1013, not on our own codes."""
+    """Return the code with which to close a connection after ``error``.
+
+    OpenAI's clients reconnect after the codes 1012 and 1013, but not after this server's own codes.
+    """
     if isinstance(error, RateLimited):
         return CloseCode.TRY_AGAIN_LATER
     return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
 
 
 def write_event(connection: SoleLink, event: Event) -> int:
-    """Send an event with an id of its own. Returns its size."""
+    """Send an event with a new event id. Returns its size in bytes."""
     data = encode_event({"event_id": new_id("event_"), **event})
     connection.write_message(data, is_text=True)
     return len(data)
@@ -433,8 +436,8 @@ def write_event(connection: SoleLink, event: Event) -> int:
 class RealtimeConnection(SoleConnection):
     """The connection of a Realtime session: receives and sends events; a FrameReceiver and an Attachment.
 
-    A session of the Realtime API cannot be resumed: it ends with its connection. If it is kept in the store, another
-    session can go on with its conversation.
+    A session of the Realtime API cannot be resumed: it ends with its connection. If the session is kept in the store,
+    another session can continue its conversation.
     """
 
     #: Its record in the store; None if it is not kept.
@@ -462,7 +465,7 @@ class RealtimeConnection(SoleConnection):
         self._emptied = asyncio.Event()
 
     def keep(self, record: ConversationRecord, told: Mapping[str, Any]) -> None:
-        """Keep the session in the store from now on. ``told`` are fields of its first event."""
+        """Keep the session in the store from now on. ``told`` are fields to add to its first event."""
         self._kept = record
         if self._created:
             self._created[0] |= told
@@ -474,7 +477,7 @@ class RealtimeConnection(SoleConnection):
             self._kept = None
 
     async def run(self) -> None:
-        """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""
+        """Serve the session to its end, and close the connection. Call ``session.attach`` with this object before."""
         try:
             self._send_settled(self._created)
             self._connection.attach(self, self._conversation.account)
@@ -501,7 +504,7 @@ class RealtimeConnection(SoleConnection):
         return close_code(error)
 
     def _closing(self, code: int, reason: str) -> None:
-        """Called when the last event is written, before the connection is closed."""
+        """Do nothing. Called after the last event was written, before the connection is closed."""
 
     async def _say_goodbye(self, error: OmniError) -> None:
         """Write the remaining events, and the error that ends the session."""
@@ -603,12 +606,12 @@ class RealtimeConnection(SoleConnection):
         return self._dialect.render(message)
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Confirm ``output_audio_buffer.clear`` to the client, if that has cancelled a response."""
+        """Confirm ``output_audio_buffer.clear`` to the client, if the event has cancelled a response."""
         if response_id is not None:
             self._send([{"type": "output_audio_buffer.cleared", "response_id": response_id}])
 
     def _send(self, events: Iterable[Event]) -> None:
-        """Write events without waiting. When the connection is gone, they are rendered and dropped."""
+        """Write events without waiting. If the connection is gone, they are still rendered, but dropped."""
         if self._held is not None:
             self._held += events
             return
@@ -617,7 +620,7 @@ class RealtimeConnection(SoleConnection):
                 self._write(event)
 
     def _send_settled(self, events: Iterable[Event]) -> None:
-        """Write events, and all that follows them, once the store has the session as it is behind them."""
+        """Write events, and all later ones, once a snapshot that includes them is settled in the store."""
         if self._kept is None:
             self._send(events)
             return
@@ -639,7 +642,7 @@ CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
 
 
 class ClientSecretRoutes(FrontEnd):
-    """The front end that creates client secrets. If keys are configured, it needs a key: a secret does not do."""
+    """The front end that creates client secrets. If keys are configured, requests need a key, not a secret."""
 
     def __init__(self, app: Application) -> None:
         super().__init__(app)
@@ -647,7 +650,10 @@ class ClientSecretRoutes(FrontEnd):
             app.sessions.group.on(KNOW_SECRET, self._know)
 
     async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
-        """Keep a secret that another worker made: the Unix time of its expiry, its digest, and the secret."""
+        """Keep a secret that another worker made.
+
+        ``made`` is the Unix time of its expiry, the digest of its value, and the secret.
+        """
         expires_at, digest, secret = made
         self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
 
@@ -656,10 +662,10 @@ class ClientSecretRoutes(FrontEnd):
             router.add("POST", CLIENT_SECRETS_PATH, self.create)
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Create a secret.
+        """Create a client secret for sessions with the settings in the body.
 
-        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of session settings
-        that are not accepted.
+        Raises Unauthenticated, RateLimited if the key has too many secrets, ModelNotFound, and the error of session
+        settings that are not accepted.
         """
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()

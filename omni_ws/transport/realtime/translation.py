@@ -1,4 +1,4 @@
-"""``/v1/realtime/translations``: OpenAI's translation sessions over WebSocket, their dialect, and their secrets."""
+"""``/v1/realtime/translations``: OpenAI's translation sessions over WebSocket, their dialect, and client secrets."""
 
 from __future__ import annotations
 
@@ -84,10 +84,11 @@ def translation_settings(session: TranslationFields, factory: SessionFactory) ->
 
 
 class TranslationDialect(SessionDialect):
-    """The SessionDialect of a session that interprets.
+    """The SessionDialect of OpenAI's translation sessions: speech in one language becomes speech in another.
 
-    Turn detection cuts the speech into utterances. Each is a request of its own, without a history, that the LLM
-    translates and a voice of the target language speaks. Requests wait for one another, and speech interrupts none.
+    Turn detection cuts the speech into utterances. Each utterance is a request without a history: the LLM translates
+    it, and a voice speaks it in the target language. Requests are answered one after another, and speech interrupts
+    none.
     """
 
     def __init__(self, session: Session, factory: SessionFactory, bound: TranslationFields, *, model: str) -> None:
@@ -181,7 +182,7 @@ class TranslationDialect(SessionDialect):
         self._heard += len(audio)
 
     def _finish(self) -> None:
-        """End the session once all that was said is translated."""
+        """End the session once all speech so far is translated."""
         if self._closing:
             return
         self._closing = True
@@ -202,7 +203,7 @@ class TranslationDialect(SessionDialect):
 
     @property
     def _elapsed_ms(self) -> int:
-        """How much was heard, in whole frames."""
+        """The length of the audio received so far, in milliseconds, rounded down to whole frames."""
         return self._heard * 1000 // (2 * PCM_RATE) // FRAME_MS * FRAME_MS
 
     def _output(self, chunk: OutputChunk) -> Iterator[Event]:
@@ -222,7 +223,7 @@ class TranslationDialect(SessionDialect):
                 yield self._text("session.input_transcript.delta", chunk)
 
     def _text(self, kind: str, chunk: OutputChunk) -> Event:
-        """Return the event of a piece of text: the texts of one kind, joined, are one text."""
+        """Return the event for a piece of text. Joined, the texts of one ``kind`` are a single text with blanks."""
         before = self._told.get(chunk.modality)
         self._told[chunk.modality] = chunk.request_id
         apart = before not in (None, chunk.request_id) and not chunk.text[:1].isspace()
@@ -285,10 +286,10 @@ class Translations(SessionFrontEnd):
     # client secrets
 
     async def create_secret(self, exchange: HttpExchange) -> None:
-        """Create a client secret.
+        """Create a client secret for translation sessions.
 
-        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of settings that are
-        not accepted, or of a server that cannot translate.
+        Raises Unauthenticated, RateLimited if the key has too many secrets, ModelNotFound, and the error of a setting
+        that is refused, or of a server that cannot translate.
         """
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()
