@@ -40,12 +40,12 @@ _SECRET_FIELDS: Final = (*CREDENTIALS, "server_url")
 
 
 class BodyScrubber:
-    """Takes a body in pieces, and returns what of it may be recorded by then: no credentials of MCP servers.
+    """Removes the credentials of MCP servers from a body, piece by piece, before the body is recorded.
 
-    It holds back what cannot be judged yet: all of the body if it is one JSON value (``whole``), otherwise the line or
-    the frame that is not complete; the server's limits on bodies, lines and frames bound that. Frames have a length of
-    ``prefix_bytes``. Behind a line with a key of credentials that is no JSON nothing is recorded: the server reads no
-    further either.
+    It holds back bytes until it can judge them: the whole body if that is one JSON value (``whole``), otherwise an
+    incomplete line or frame. The server's limits on bodies, lines and frames bound the bytes held back. The length in
+    front of a frame has ``prefix_bytes``; 0 means that the body has lines. After a line that contains the name of a
+    credential but is not JSON, nothing is recorded: the server reads no further either.
     """
 
     def __init__(self, *, whole: bool = False, prefix_bytes: int = 0) -> None:
@@ -73,7 +73,7 @@ class BodyScrubber:
         return b"".join(map(self._line, _LINE.findall(lines))) if has_credential_key(lines) else lines
 
     def finish(self) -> bytes:
-        """Return what may be recorded of the rest. The body has ended, or nothing more of it arrives."""
+        """Return the part of the rest that may be recorded. Call this when no more bytes of the body arrive."""
         rest = bytes(self._held)
         self._held.clear()
         if self._prefix_bytes:
@@ -106,7 +106,7 @@ class BodyScrubber:
 
 
 def scrubbed_target(target: str) -> str:
-    """Return the target of a request as it may be recorded: without credentials of MCP servers in its query."""
+    """Return the target of a request for recording, without credentials of MCP servers in the query."""
     path, _, query = target.partition("?")
     fields = parse_qsl(query, keep_blank_values=True)
     kept = [(name, _scrubbed_field(name, value)) for name, value in fields]
@@ -144,7 +144,7 @@ _SINGLE: Final = frozenset(
 
 
 def is_whole_json(request: HttpRequest) -> bool:
-    """Return whether the headers say that the body is one object of JSON, and not input that is still arriving.
+    """Return whether, by its headers, the body is one JSON object and not streaming input.
 
     Such a body is recorded when it is complete, without the credentials of MCP servers in it.
     """
@@ -156,8 +156,8 @@ def is_whole_json(request: HttpRequest) -> bool:
 class HttpRecordings:
     """The recordings of HTTP requests, and of Mode B sessions, each of which spans several requests.
 
-    The paths of Mode B sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last
-    request.
+    The paths of Mode B sessions are below ``sessions_path``. The recording of such a session ends ``idle_sec`` seconds
+    after its last request.
     """
 
     def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float, worker: str | None = None) -> None:
@@ -193,7 +193,7 @@ class HttpRecordings:
         return cls(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
 
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
-        """Begin to record an exchange, if it is to be recorded."""
+        """Begin to record an exchange, if the recorder chooses it."""
         request = exchange.request
         name = key_name(key)
         session: _Session | None = None
@@ -228,7 +228,7 @@ class HttpRecordings:
         return session
 
     async def close(self) -> None:
-        """End all recordings, and write what waits. Call it when nothing is served any more."""
+        """End all recordings, and write what is not written yet. Call it when nothing is served any more."""
         for session in tuple(self._sessions.values()):
             session.end()
         await asyncio.to_thread(self.recorder.close)
@@ -239,7 +239,7 @@ class HttpRecordings:
 
 
 class _Session:
-    """The recording of a Mode B session, until its answer was read, it was deleted, or no request arrives any more."""
+    """The recording of a Mode B session. It ends when the answer was read, on deletion, or after a silence."""
 
     def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
         self.recording = recording
@@ -272,7 +272,7 @@ class RecordedExchange(ExchangeRecording):
         session: _Session | None,
         body: BodyScrubber | None,
     ) -> None:
-        """``body``: what passes the body on; None for a body that is recorded as it arrives."""
+        """``body`` removes credentials from the request body; None for a body that is recorded as it arrives."""
         self._body = body
         self._recordings = recordings
         self._connection = connection
@@ -323,7 +323,7 @@ class RecordedExchange(ExchangeRecording):
 
 
 def _body_scrubber(request: HttpRequest) -> BodyScrubber | None:
-    """Return what has to go over the body before it is recorded; None for audio, which names no MCP servers."""
+    """Return the BodyScrubber for the request's body; None for audio, which contains no credentials."""
     if is_whole_json(request):
         return BodyScrubber(whole=True)
     try:
@@ -345,7 +345,7 @@ def _headers(request: HttpRequest) -> dict[str, str]:
 
 
 def begin_recording(recorder: Recorder | None, session: Session, kind: RecordingKind, key: ApiKey | None) -> None:
-    """Begin to record a session, if it is to be recorded."""
+    """Begin to record a session, if the recorder chooses it."""
     if recorder is not None:
         session.record(recorder.begin(kind, key=key_name(key), name=session.session_id))
 
@@ -375,7 +375,10 @@ def recorded(
 
 
 def recorded_channel(channel: _Channel, recording: SessionRecording | None, target: str) -> _Channel:
-    """Return a stand-in for the data channel of a call at ``target`` that records its messages."""
+    """Return a stand-in for a call's data channel that records its messages; ``channel`` if not recorded.
+
+    ``target`` is the request target of the call.
+    """
     if recording is None:
         return channel
     written = recording.connection()
@@ -384,7 +387,7 @@ def recorded_channel(channel: _Channel, recording: SessionRecording | None, targ
 
 
 class _RecordedLink:
-    """A stand-in for a link that records messages and passes everything else on to it."""
+    """A stand-in for a link: records its messages, and passes all calls on to the link."""
 
     def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
         self._connection = connection
@@ -402,7 +405,7 @@ class _RecordedLink:
 
 
 class _RecordedChannel(_RecordedLink):
-    """A stand-in for the data channel of a call."""
+    """A stand-in for the data channel of a call: records its messages, and passes all calls on to the channel."""
 
     async def close_in_time(self, code: int, reason: str) -> None:
         self._recording.closed("client" if self._connection.lost else "server")
@@ -410,7 +413,7 @@ class _RecordedChannel(_RecordedLink):
 
 
 class _RecordedConnection(_RecordedLink):
-    """A stand-in for a StreamConnection that records messages and passes everything else on to it."""
+    """A stand-in for a StreamConnection: records its messages, and passes all calls on to the connection."""
 
     def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
         super().__init__(connection, recording)
@@ -432,7 +435,7 @@ class _RecordedConnection(_RecordedLink):
 
 
 class _RecordedReceiver:
-    """A stand-in for a FrameReceiver that records messages and passes everything on to it."""
+    """A stand-in for a FrameReceiver: records the messages it gets, and passes all calls on to the receiver."""
 
     def __init__(self, receiver: Any, recording: ConnectionRecording) -> None:
         self._receiver = receiver
@@ -451,7 +454,7 @@ class _RecordedReceiver:
 
 
 def _handshake_target(target: str) -> str:
-    """Return the target of a handshake without the query fields by which a client resumes its session."""
+    """Return the target of a handshake without the query fields that resume a session."""
     path, _, query = target.partition("?")
     fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]
     return f"{path}?{urlencode(fields)}" if fields and "resume_token" not in query else path

@@ -1,7 +1,7 @@
-"""Routes of recorded calls: the list, and of each call the page, ``call.json``, the sound, and a zip of all of it.
+"""Routes of recorded calls: the list, and for each call its page, ``call.json``, its audio, and a zip of all.
 
-They are for operators, as profiling is, and for no page but the server's own, whatever ``--allow-origin`` says. The
-recording of a Live session with ``store: true`` can also be read by the key that it belongs to.
+They are for operators, as profiling is. Only the server's own pages may use them, whatever ``--allow-origin`` says. The
+client whose key opened a Live session with ``store: true`` can read the recording of that session, too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _LOOK_SEC: Final = 0.02
 
 
 def read_fork(body: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
-    """Return the turn of a request to fork, and what is to change. Raises an InvalidRequest that names the field."""
+    """Read the turn at which to fork a call, and the settings to change. Raises an InvalidRequest naming the field."""
     turn = body.get("turn")
     if not isinstance(turn, int) or isinstance(turn, bool):
         raise InvalidValue("turn must be the number of a turn, from 1", param="turn")
@@ -101,10 +101,10 @@ def read_fork(body: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
 
 
 class CallForks(GenerationRoutes):
-    """Plays forks of calls, one at a time: each goes on from a turn with another voice or other instructions.
+    """Plays forks of recorded calls, one at a time. A fork repeats a turn with another voice or other instructions.
 
-    The server says the user's turn to itself, in a conversation without a socket, at the pace at which it was spoken.
-    The new call is recorded as if the sound of both sides had come over tracks.
+    The server feeds the user's recorded turn to a conversation without a socket, at the pace at which it was spoken.
+    The new call is recorded as if media tracks had carried the audio of both sides.
     """
 
     def __init__(self, app: Application) -> None:
@@ -113,12 +113,12 @@ class CallForks(GenerationRoutes):
 
     @property
     def voices(self) -> list[str]:
-        """The voices that a fork may have."""
+        """The voices from which a fork may choose."""
         return list(self._sessions.engine.capabilities.voices)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other forks out during the block. Raises RateLimited if there is one."""
+        """Keep other forks out while the block runs. Raises RateLimited if another fork is being played."""
         if self._is_busy:
             raise RateLimited("another fork is being played; try again when it is over", retry_after_ms=_RETRY_MS)
         self._is_busy = True
@@ -128,10 +128,10 @@ class CallForks(GenerationRoutes):
             self._is_busy = False
 
     async def play(self, exchange: HttpExchange, point: ForkPoint, *, owner: str | None) -> str:
-        """Say the user's turn, and return the id of the recording once the answer is whole.
+        """Feed the user's turn to a new conversation, and return the id of its recording once the answer is complete.
 
-        Raises what opening a session raises, the error that ended the answer, and EngineOverloaded if it takes too long
-        or cannot be recorded.
+        Raises what opening a session raises, the error that ended the answer, and EngineOverloaded if the answer takes
+        too long or cannot be recorded.
         """
         session, _ = self.open_session(
             exchange,
@@ -176,7 +176,7 @@ def _remember(conversation: Conversation, point: ForkPoint) -> None:
 
 
 async def _say(point: ForkPoint, written: ConnectionRecording, session: SoleRequest) -> None:
-    """Feed the user's turn: the text at once, the sound at the pace at which it was spoken."""
+    """Feed the user's turn: its text immediately, its audio at the pace at which it was spoken."""
     if point.text:
         frame = {"type": "input_chunk", "sequence_id": 0, "modality": "text", "text": point.text}
         written.received(orjson.dumps(frame), is_text=True)
@@ -219,7 +219,7 @@ _HEADERS: Final = (
 
 @dataclass(slots=True)
 class _File:
-    """A file that was made and has no name. It is closed when it is not kept and nobody reads it any more."""
+    """A temporary file without a name. It is closed when it is not kept and has no readers."""
 
     file: BinaryIO
     size: int
@@ -228,7 +228,7 @@ class _File:
 
     @contextmanager
     def used(self, *, kept: bool = False) -> Iterator[BinaryIO]:
-        """Keep the file open during the block; if it is to be ``kept``, until ``drop`` is called."""
+        """Keep the file open during the block; if ``kept`` is true, until ``drop`` is called."""
         self._users += 1
         self._kept = self._kept or kept
         try:
@@ -238,7 +238,7 @@ class _File:
             self._close()
 
     def drop(self) -> None:
-        """Keep the file no longer."""
+        """Keep the file only as long as it has readers."""
         self._kept = False
         self._close()
 
@@ -251,7 +251,7 @@ class _File:
 
 
 class CallRoutes(FrontEnd):
-    """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Any worker serves the calls of all."""
+    """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Each worker serves the calls of all."""
 
     def __init__(self, app: Application) -> None:
         super().__init__(app)
@@ -283,7 +283,7 @@ class CallRoutes(FrontEnd):
     # operators
 
     async def list(self, exchange: HttpExchange) -> None:
-        """Respond with the newest calls, or with the page that shows them to a browser."""
+        """Respond with the newest calls as JSON; to a browser, with the page that lists them."""
         if _wants_page(exchange.request):
             self._recorded()
             await send_page_file(exchange, "browser/calls/calls.html")
@@ -293,17 +293,17 @@ class CallRoutes(FrontEnd):
         await _respond_json(exchange, {"calls": found})
 
     async def page(self, exchange: HttpExchange) -> None:
-        """Respond with the page of a call. It holds nothing of the call: it asks for that, with the key it is given."""
+        """Respond with the page of a call. It holds no data of the call: it requests them with the user's key."""
         self._recorded()
         await send_page_file(exchange, "browser/calls/call.html")
 
     async def describe(self, exchange: HttpExchange) -> None:
-        """Respond with everything but the sound."""
+        """Respond with ``call.json``: everything about a call except its audio."""
         lines = await self._find(exchange)
         await _respond_json(exchange, await self._read(lambda: self._described(CallReading(lines))))
 
     async def sound(self, exchange: HttpExchange) -> None:
-        """Respond with the sound as a stereo WAV file, or with the part that is asked for."""
+        """Respond with the audio as a stereo WAV file, or with the requested range of it."""
         lines = await self._find(exchange)
         async with self._sound(lines) as sound:
             await _respond_file(exchange, sound, "audio/wav", tag=f'"{lines.size:x}"')
@@ -337,17 +337,17 @@ class CallRoutes(FrontEnd):
         await _respond_json(exchange, {"id": call_id})
 
     def _described(self, reading: CallReading) -> dict[str, Any]:
-        """Return ``call.json``, with what a fork of the call may choose."""
+        """Return the content of ``call.json``, with the choices for a fork of the call."""
         forks = {"can_fork": can_fork(reading.header), "fork_choices": {"voice": self._forks.voices}}
         return describe(reading) | forks
 
     # the clients of the Live API
 
     async def content(self, exchange: HttpExchange) -> None:
-        """Respond with the sound of a stored Live session, or with its transcript where JSON is asked for.
+        """Respond with the audio of a stored Live session, or with its transcript if the client accepts JSON.
 
-        Raises Unauthenticated, UnsupportedParameter where nothing is recorded, and SessionNotFound if the key has no
-        such session, or did not ask for it to be stored.
+        Raises Unauthenticated, UnsupportedParameter if the server records nothing, and SessionNotFound if the key has
+        no such session, or did not ask for it to be stored.
         """
         key = self._authenticator.authenticate(exchange.request)
         if self._folder is None:
@@ -391,7 +391,7 @@ class CallRoutes(FrontEnd):
     # files
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """Read a recording in the thread for that. Raises NotFound if the recording is removed meanwhile."""
+        """Read a recording in this object's own thread. Raises NotFound if the recording is removed meanwhile."""
         try:
             return await asyncio.wrap_future(self._thread.submit(read))
         except FileNotFoundError:
@@ -399,7 +399,7 @@ class CallRoutes(FrontEnd):
 
     @asynccontextmanager
     async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
-        """Make the sound of a call, or find it made. Raises NotFound if it was recorded without payloads."""
+        """Yield the file with the audio of a call, made now or before. Raises NotFound if no audio was recorded."""
         if not lines.header.payloads:
             raise NotFound("this call was recorded without sound (record_payloads = false)")
         place = (lines.path, lines.size)
@@ -418,7 +418,7 @@ class CallRoutes(FrontEnd):
             yield found
 
     async def _made(self, write: Callable[[BinaryIO], object]) -> _File:
-        """Let ``write`` write a file without a name, on the disk of the recordings. Raises EngineOverloaded."""
+        """Let ``write`` fill a new temporary file in the folder of recordings. Raises EngineOverloaded."""
         folder = self._recorded().path
 
         def make() -> _File:
@@ -473,7 +473,7 @@ async def _respond_file(
     tag: str | None = None,
     extra: list[tuple[str, str]] | None = None,
 ) -> None:
-    """Respond with a file or, if one is asked for, with a part of it (RFC 9110, section 14)."""
+    """Respond with a file, or with the requested range of it (RFC 9110, section 14)."""
     headers = [("Content-Type", media_type), *_HEADERS, ("Accept-Ranges", "bytes"), *(extra or ())]
     if tag is not None:
         headers.append(("ETag", tag))
@@ -495,9 +495,10 @@ async def _respond_file(
 
 
 def _part(request: HttpRequest, size: int, tag: str | None) -> tuple[int, int] | None:
-    """Return the first and the last byte that a request asks for; None for all. Nothing if there are none there.
+    """Return the first and the last byte of the requested range; None for the whole file.
 
-    Several ranges at once, and ranges of another file than there is now, are answered with all.
+    The first is larger than the last if the range is outside of the file. A request for several ranges, or for a range
+    of an older version of the file, gets the whole file.
     """
     if request.method != "GET" or (wanted := request.headers.get("range")) is None:
         return None

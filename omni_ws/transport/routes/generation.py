@@ -58,13 +58,13 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """An ordinary request body: the fields of its object, and its size in bytes."""
+    """A request body that is one JSON object: its fields, and its size in bytes."""
 
     fields: dict[str, Any]
     size: int
 
     async def read(self, read: Callable[[Mapping[str, Any]], Request]) -> Request:
-        """Return ``read(fields)``; if the body is large, run that in a worker thread."""
+        """Return ``read(fields)``, called in a worker thread if the body is large."""
         return await to_thread_if_large(self.size, partial(read, self.fields))
 
 
@@ -73,7 +73,7 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
-        """Authenticate a request, and hold a session's slot for it until the block ends. Yields the name of its key.
+        """Authenticate a request, and hold a slot for its session until the block ends. Yields the name of the key.
 
         Raises Unauthenticated, and the errors with which admission refuses a session.
         """
@@ -97,9 +97,9 @@ class GenerationRoutes(FrontEnd):
     async def json_body(
         self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
     ) -> AsyncIterator[JsonBody]:
-        """Read an ordinary body and yield it; errors in the block are sent as ``errors_as_events`` describes.
+        """Read a body that is one JSON object, and yield it; handles errors in the block as ``errors_as_events`` does.
 
-        ``wants_events`` reads from the fields whether the response is to be a stream of events.
+        ``wants_events`` returns whether the client asks for a stream of events, given the fields.
         """
         fields, size = await read_json_object(
             exchange, self._config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
@@ -109,10 +109,10 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def errors_as_events(self, exchange: HttpExchange, *, wanted: bool) -> AsyncIterator[None]:
-        """Send an error of the block as an event, if the client has ``wanted`` events and does not accept JSON.
+        """Send an error of the block as an event, if the client wants events and does not accept JSON.
 
-        OpenAI's SDKs, which accept JSON even when they stream, get an HTTP status instead. Other clients read errors
-        from events only.
+        OpenAI's SDKs accept JSON even when they stream, and so get an HTTP status instead. Other clients read errors
+        only from events.
         """
         try:
             yield
@@ -123,7 +123,7 @@ class GenerationRoutes(FrontEnd):
             await respond_error_event(exchange, error)
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Split chunks to the size that sessions accept; images stay whole."""
+        """Split chunks to the size that sessions accept, except images."""
         size = self._config.streaming_input.max_chunk_bytes
         for chunk in chunks:
             if chunk.modality is Modality.IMAGE:
@@ -142,12 +142,12 @@ class GenerationRoutes(FrontEnd):
         streaming_input: bool,
         prepare: Callable[[Conversation], None] = lambda conversation: None,
     ) -> tuple[SoleRequest, AudioFormat]:
-        """Open a session, to be run by the caller. Returns it, and the audio format that the client asked for.
+        """Open a session for the caller to run. Returns the session, and the audio format that the client asked for.
 
         Raises an InvalidRequest that names the field of the body.
 
         Args:
-            patch: The session's configuration, as far as the request sets it.
+            patch: The settings of the session that the request gives.
             owner: Name of the key.
             samples: Whether the session produces pcm16, for audio that is sent as whole files.
             streaming_input: Whether the input is still arriving.
@@ -190,7 +190,7 @@ class GenerationRoutes(FrontEnd):
 
 @contextmanager
 def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
-    """Interrupt the work on a request when the block takes longer than a session of ``key`` may."""
+    """Interrupt the work on a request if the block takes longer than ``key`` allows for a session."""
     if key is None or key.max_session_sec is None:
         yield
         return
@@ -208,7 +208,7 @@ def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
 
 
 async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
-    """Encode pcm16 as a whole file of ``target``, in a worker thread; both have the sample rate of ``target``."""
+    """Encode pcm16 at the sample rate of ``target`` as a whole file of ``target``, in a worker thread."""
 
     def encode() -> bytes:
         return encode_file(samples_from_bytes(pcm, SampleLayout.S16), source_rate=target.sample_rate, target=target)
@@ -236,13 +236,13 @@ def is_streaming_input(request: HttpRequest) -> bool:
 
 
 async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """Return whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
+    """Return whether the body of ``exchange`` is streaming input, by its headers or by its first bytes.
 
-    A chunked body without the header is one if its type is NDJSON. A body that claims to be a form, as curl sends by
-    default, is one if it begins as an audio file does. In chunks it may also be NDJSON or one ordinary JSON object: its
-    beginning is read to tell, and pushed back.
+    Without headers that say so, three kinds of bodies are streaming input: a chunked body of the type NDJSON; a body of
+    the type that curl sends by default (a form), if it begins like an audio file; and a chunked body of that type,
+    unless it is the JSON object of an ordinary request. The bytes read for this decision are pushed back.
 
-    Raises UnsupportedFormat for a chunked body of a type that may be either.
+    Raises UnsupportedFormat for a chunked body of any other type.
     """
     request = exchange.request
     if is_streaming_input(request):
@@ -266,12 +266,12 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
 
 
 async def is_file(exchange: HttpExchange) -> bool:
-    """Return whether the body begins like an audio file. Reads as much of it as that takes, and pushes it back."""
+    """Return whether the body begins like an audio file. The bytes read for this are pushed back."""
     return isinstance(await _head(exchange), FileKind)
 
 
 async def _head(exchange: HttpExchange) -> FileKind | bytes:
-    """Return the kind of audio file that the body begins like, or else the first byte that is not JSON white space."""
+    """Return the kind of audio file as which the body begins, or else the first byte that is not JSON white space."""
     data, ended = bytearray(), False
     while True:
         kind = kind_of_head(bytes(data), final=ended)
@@ -290,7 +290,7 @@ async def _head(exchange: HttpExchange) -> FileKind | bytes:
 
 
 async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """Return whether the body is one ordinary object. Reads as much of it as that takes, and pushes it back.
+    """Return whether the body is the JSON object of an ordinary request. The bytes read for this are pushed back.
 
     Raises PayloadTooLarge beyond the limit of ordinary bodies.
     """
@@ -333,8 +333,8 @@ class StreamingBody:
     async def parameters(self) -> dict[str, Any]:
         """Return the parameters: for raw audio from the query, otherwise from the first object of the body.
 
-        If the type of the body does not say that it is framed, its first bytes decide: it is raw audio if it begins
-        like an audio file, and lines of JSON if the type is not audio and it begins with an object.
+        If the content type does not say which of these the body is, its first bytes decide: it is raw audio if it
+        begins like an audio file, and lines of JSON if the type is not audio and the body begins with an object.
         """
         self._reader = await self._chosen_reader()
         if isinstance(self._reader, RawAudioBody):
@@ -365,7 +365,7 @@ class StreamingBody:
         return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
 
     async def feed(self, session: SoleRequest) -> None:
-        """Feed all chunks of the body to ``session``, and end its input at the end of the body. An InputSource."""
+        """An InputSource: feed all chunks of the body to ``session``, and end its input at the end of the body."""
         self._session = session
         self._exchange.feed_live(session.hold_clocks)
         chunk = self._first or await self._next()
@@ -405,7 +405,7 @@ class StreamingBody:
 
 
 def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
-    """Return ``input_audio`` for raw audio: the content type decides, the query adds what the type leaves open."""
+    """Return ``input_audio`` for raw audio. The content type decides; the query adds what the type leaves open."""
     if from_query is not None and not isinstance(from_query, dict):
         raise InvalidValue("input_audio must be an object", param="input_audio")
     defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
@@ -422,7 +422,7 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveBody:
-    """A body that is the live input of a session: an EmptySession, which admission may evict while it is empty."""
+    """A body that is the live input of a session. As an EmptySession, it may be evicted while it has no content."""
 
     exchange: HttpExchange
     slot: Slot
@@ -440,15 +440,15 @@ class _LiveBody:
 async def slot_for_body(
     exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
 ) -> AsyncIterator[ExitStack]:
-    """Take a slot for a session when the body of ``exchange``, its first input, begins to arrive.
+    """Take a slot for a session when the body of ``exchange``, the session's first input, begins to arrive.
 
-    No slot is taken while only the head has arrived. The slot is released with the yielded stack, at the end of the
-    block unless the caller has moved it elsewhere.
+    While only the head has arrived, no slot is taken. The yielded stack holds the slot, and releases it at the end of
+    the block unless the caller has moved it elsewhere.
 
-    Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
-    nobody. A ``live`` body keeps its slot from the start, since it is slow by nature; without content it may be
-    evicted like other sessions. Waits as ``Admission.room`` does. Raises what ``Admission.session`` raises, here and in
-    ``exchange.read``.
+    Until an ordinary body is complete, its slot is *lent*: another session may take it, so that slow uploads block
+    nobody. A ``live`` body keeps its slot from the start, since it is slow by nature; while it has no content, it may
+    be evicted like other empty sessions. Waits as ``Admission.room`` does. ``exchange.read`` may also raise what
+    ``Admission.session`` raises.
     """
     slot: Slot | None = None
     client = exchange.request.client

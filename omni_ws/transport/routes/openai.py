@@ -113,7 +113,7 @@ class ChatRoutes(GenerationRoutes):
     async def _content(
         self, exchange: HttpExchange, request: ChatRequest, size: int, owner: str | None
     ) -> tuple[list[Message], list[InputChunk]]:
-        """Return the earlier messages and the input, with the media that they refer to.
+        """Return the earlier messages and the input, with references to media replaced by the media.
 
         ``size`` is the size of the body in bytes.
         """
@@ -133,7 +133,7 @@ class ChatRoutes(GenerationRoutes):
         return history, read[len(named) :]
 
     async def _usable(self, exchange: HttpExchange, chunk: InputChunk, place: str, owner: str | None) -> InputChunk:
-        """Return a part of an earlier message as the engine accepts it: speech becomes text if the engine needs that.
+        """Convert a part of an earlier message for the engine: speech becomes text if the engine requires that.
 
         Raises UnsupportedParameter or UnsupportedModality, naming the message.
         """
@@ -210,7 +210,7 @@ class CompletionRoutes(GenerationRoutes):
         router.add("POST", "/v1/completions", self.completions)
 
     async def completions(self, exchange: HttpExchange) -> None:
-        """Respond with the completions of all prompts of one request, each of which is a session of its own."""
+        """Respond with the completions of all prompts of one request. Each prompt has a session of its own."""
         async with (
             self.admitted(exchange) as owner,
             self.json_body(exchange, chat_wants_events) as body,
@@ -247,7 +247,7 @@ class CompletionRoutes(GenerationRoutes):
 
     @asynccontextmanager
     async def _running(self, request: CompletionRequest, sessions: list[SoleRequest]) -> AsyncIterator[AnswerSource]:
-        """Run all sessions at the same time, until the block ends. Yields the source of the merged answer."""
+        """Run all sessions concurrently, until the block ends. Yields the AnswerSource of the merged answer."""
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):
                 text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
@@ -289,7 +289,7 @@ class SpeechRoutes(GenerationRoutes):
         router.add("POST", "/v1/audio/speech", self.audio_speech)
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
-        """Respond with audio, whole or streamed, in the dialect that the request asks for."""
+        """Respond with audio: as one file, as raw bytes while they are produced, or in events."""
         async with self.admitted(exchange) as owner:
             if await has_streaming_input(exchange, self._config):
                 stream = self.streaming_body(exchange)
@@ -339,7 +339,7 @@ class SpeechRoutes(GenerationRoutes):
 
 
 def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:
-    """Make one piece of pcm16 a WAV file of its own, which clients can play without the other pieces."""
+    """Return a piece of pcm16 as a whole WAV file, which clients can play without the other pieces."""
     return wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(pcm)) + pcm
 
 
@@ -349,7 +349,7 @@ _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "
 class TranscriptionRoutes(GenerationRoutes):
     """The handlers of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
 
-    They take a file in a form, or audio that is still arriving.
+    The body is a form with a file, or audio that is still arriving.
     """
 
     def register(self, router: Router) -> None:
@@ -357,11 +357,11 @@ class TranscriptionRoutes(GenerationRoutes):
         router.add("POST", "/v1/audio/translations", self.translations)
 
     async def transcriptions(self, exchange: HttpExchange) -> None:
-        """Respond with a transcript, in the format that the request asks for, or with events as it is recognised."""
+        """Respond with a transcript in the requested format, or with events while the audio is recognised."""
         await self._transcribe(exchange, AnswerOptions())
 
     async def translations(self, exchange: HttpExchange) -> None:
-        """Respond with a transcript in English. Raises UnsupportedParameter."""
+        """Respond with a transcript in English. Raises UnsupportedParameter if the engine cannot translate."""
         if not self._sessions.engine.capabilities.translates:
             raise UnsupportedParameter("translation is not supported by this engine", param="model")
         await self._transcribe(exchange, AnswerOptions(translate=True))
@@ -422,9 +422,9 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """Return the name of the language that is recognised, None if neither request nor engine says.
+        """Return the name of the recognised language; None if neither the request nor the engine determines it.
 
-        Raises UnsupportedParameter for timestamps, if the engine has none.
+        Raises UnsupportedParameter if the request wants timestamps and the engine has none.
         """
         capabilities = self._sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
@@ -447,7 +447,7 @@ def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
 
 
 def _file(parts: list[FormPart]) -> FormPart:
-    """Return the part that is the recording. Raises InvalidValue unless it is the only file."""
+    """Return the part with the audio file. Raises InvalidValue unless it is the only file."""
     files = [part for part in parts if part.filename is not None]
     if len(files) != 1 or files[0].name != "file":
         raise InvalidValue("exactly one file is required, in the field file", param="file")
@@ -479,14 +479,14 @@ class SpokenAnswers:
             group.on(SPOKEN_ANSWERS, self._tell)
 
     def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
-        """Keep the transcript of an answer to this key."""
+        """Keep the transcript of a spoken answer that was given to a client with this key."""
         own = self._by_key.setdefault(key, OrderedDict())
         own.pop(audio_id, None)
         own[audio_id] = (self._now() + KNOWN_SEC, text)
         self._drop_old(own)
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
-        """Return the transcripts by id, as far as this server gave such answers to this key within KNOWN_SEC."""
+        """Return the transcripts by id, of those answers that this server gave to ``key`` within KNOWN_SEC."""
         if not (wanted := set(audio_ids)):
             return {}
         found = self._own(wanted, key)

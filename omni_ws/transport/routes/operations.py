@@ -1,4 +1,4 @@
-"""Routes for operators (health, metrics, models, profiles), and the pages that the server shows, with their files."""
+"""Routes for operators (health, metrics, models, profiles), and routes of the server's own web pages."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _SERVING: Final = ("ok", "degraded")
 class OperationsRoutes(FrontEnd):
     """The handlers of ``/health``, ``/metrics``, ``/openapi.json`` and ``/v1/models``.
 
-    ``/health`` and ``/openapi.json`` need no key; the others do if keys are configured. A client secret of the native
-    WebSocket will do to list models: a page learns there why its handshake was refused.
+    ``/health`` and ``/openapi.json`` need no key; the others do if keys are configured. To list models, a client secret
+    of the native WebSocket suffices: a page whose handshake was refused learns the reason there.
     """
 
     def __init__(self, app: Application) -> None:
@@ -72,7 +72,7 @@ class OperationsRoutes(FrontEnd):
         router.add("POST", FETCH_PATH, self.fetch_llm)
 
     async def health(self, exchange: HttpExchange) -> None:
-        """Respond with 200 if the server accepts new sessions, else with 503; the body tells the state."""
+        """Respond with 200 if the server accepts new sessions, else with 503. The body describes the state."""
         status = self._status()
         engine, group = self._sessions.engine, self._sessions.group
         # Without their hosts, of which only clients with a session may know.
@@ -101,10 +101,10 @@ class OperationsRoutes(FrontEnd):
         )
 
     async def fetch_llm(self, exchange: HttpExchange) -> None:
-        """Begin to fetch the language model of ``--llm auto``, for a person at this machine; respond with how it goes.
+        """Begin to fetch the language model of ``--llm auto``, and respond with the progress.
 
-        Only on a server without keys, for a client on its own machine, and for no page but the server's own, whatever
-        ``--allow-origin`` says. Raises SessionConflict if there is nothing to fetch.
+        Allowed only on a server without keys, for a client on the server's own machine, and only for the server's own
+        pages, whatever ``--allow-origin`` says. Raises SessionConflict if there is nothing to fetch.
         """
         request = exchange.request
         if self._authenticator.has_keys:
@@ -202,9 +202,9 @@ _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ProfilingRoutes(FrontEnd):
-    """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them.
+    """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop these profiles.
 
-    They need the key of an administrator; if no keys are configured, a client on the server's own machine.
+    The client needs the key of an administrator or, if no keys are configured, must be on the server's own machine.
     """
 
     def __init__(self, app: Application) -> None:
@@ -216,11 +216,11 @@ class ProfilingRoutes(FrontEnd):
             self._group.on(STOP_PROFILE, self._stop_too)
 
     async def _start_too(self, asked: ProfileRequest) -> tuple[Path, ...]:
-        """Start the profile that another worker has started. Returns the event files of this worker."""
+        """Start, in this worker too, a profile that another worker has started. Returns the event files."""
         return (await self._profiling.start(asked)).recorder.paths
 
     async def _stop_too(self, asked: tuple[ProfileKind, str | None]) -> FinishedProfile | None:
-        """Stop the profile that another worker has stopped."""
+        """Stop, in this worker too, a profile that another worker has stopped. ``asked`` is its kind and run id."""
         return await self._profiling.stop(*asked)
 
     def register(self, router: Router) -> None:
@@ -289,7 +289,7 @@ class ProfilingRoutes(FrontEnd):
 
 
 def check_operator(authenticator: Authenticator, request: HttpRequest, what: str) -> None:
-    """Raise Unauthenticated for a client that is no operator of the server; ``what``: the things that it asks for."""
+    """Raise Unauthenticated unless the client is an operator. ``what`` names what the client asks for, as a plural."""
     key = authenticator.authenticate(request)
     if authenticator.has_keys:
         if key is None or not key.admin:
@@ -299,7 +299,7 @@ def check_operator(authenticator: Authenticator, request: HttpRequest, what: str
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:
-    """Merge the workers' reports on the profile that they stopped; None if no worker had it."""
+    """Merge the workers' reports on the profile that they stopped; None if no worker had a profile."""
     found = [part for part in parts if part is not None]
     if not found:
         return None
@@ -386,7 +386,7 @@ _COMPRESSED: Final = frozenset(MEDIA_TYPES[suffix] for suffix in ("html", "css",
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page, with its headers."""
+    """One file of the server's web pages, with its headers."""
 
     content: bytes
     media_type: str
@@ -396,7 +396,7 @@ class PageFile:
 
     @classmethod
     def of(cls, content: bytes, media_type: str) -> PageFile:
-        """Return a file of this content."""
+        """Return a file with this content, and its compressed form."""
         tag = hashlib.sha256(content).hexdigest()[:32]
         plain = cls(content, media_type, f'"{tag}"')
         if media_type not in _COMPRESSED:
@@ -410,8 +410,9 @@ class PageFile:
 class DemoRoutes(FrontEnd):
     """The demo page at ``/``, the files of all pages, and the client library for browsers at ``/client.js``.
 
-    They need no key, since the page asks the user for it. ``/widget.js`` is for pages of any origin. ``/phone`` is the
-    address of the page for a phone, with the key of who asks: nobody learns a key from it.
+    They need no key, since the page asks the user for one. Pages of any origin may load ``/widget.js``. ``/phone``
+    responds with the address at which a phone opens the page. The address contains the key that the request presents,
+    so nobody learns a key from it.
     """
 
     def __init__(self, app: Application) -> None:
@@ -429,7 +430,7 @@ class DemoRoutes(FrontEnd):
         router.add("GET", "/phone", self.phone)
 
     async def page(self, exchange: HttpExchange) -> None:
-        """Respond with the page."""
+        """Respond with the demo page."""
         await send_page_file(exchange, "browser/index.html")
 
     async def file(self, exchange: HttpExchange) -> None:
@@ -437,15 +438,15 @@ class DemoRoutes(FrontEnd):
         await send_page_file(exchange, "/".join(exchange.request.segments))
 
     async def widget(self, exchange: HttpExchange) -> None:
-        """Respond with the element ``<voice-chat>``, which a page of any origin may load.
+        """Respond with the script of the element ``<voice-chat>``, which a page of any origin may load.
 
-        What it does there is another matter: a page that is not allowed gets no session.
+        Loading it grants nothing: a page whose origin is not allowed gets no session.
         """
         exchange.allow_origin(True)
         await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
 
     async def phone(self, exchange: HttpExchange) -> None:
-        """Respond with a QR code of the page (``{"svg": …}``), or null without ``http.phone_url`` or segno."""
+        """Respond with a QR code of the page's address (``{"svg": …}``); null without ``http.phone_url`` or segno."""
         request = exchange.request
         exchange.allow_origin(False)  # no response has CORS fields
         if not is_allowed_origin(request, ()):
@@ -459,7 +460,7 @@ class DemoRoutes(FrontEnd):
 
 
 def _qr_code(url: str) -> str | None:
-    """Return the code as SVG, black on white in any theme; None without the package segno (extra ``lan``)."""
+    """Return the QR code of ``url`` as SVG, black on white in any theme; None without segno (extra ``lan``)."""
     try:
         import segno
     except ImportError:
@@ -472,7 +473,7 @@ def _qr_code(url: str) -> str | None:
 async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tuple[str, str]] = ()) -> None:
     """Respond with a file of a page, such as ``browser/calls/call.html``, or with 304 if the client has it.
 
-    ``headers`` are sent besides the usual ones. Raises NotFound.
+    ``headers`` are sent in addition to those of all page files. Raises NotFound.
     """
     file = (await run_work(Work.FILES, page_files)).get(name)
     if file is None:
@@ -494,7 +495,7 @@ async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tu
 
 
 def _takes_gzip(accepted: Iterable[str]) -> bool:
-    """Whether ``Accept-Encoding`` names gzip, and not with the weight 0 (RFC 9110, section 12.5.3)."""
+    """Return whether ``Accept-Encoding`` names gzip, with a weight above 0 (RFC 9110, section 12.5.3)."""
     for entry in accepted:
         coding, _, weight = entry.partition(";")
         if coding.strip().lower() == "gzip":
@@ -504,7 +505,7 @@ def _takes_gzip(accepted: Iterable[str]) -> bool:
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Return all files of the pages, by path. Blocks the first time: they are read and compressed."""
+    """Return all files of the pages, by path. The first call blocks while it reads and compresses them."""
     page, library = folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}

@@ -1,4 +1,4 @@
-"""SoleRequest, which runs a conversation for a single HTTP request; and answers as HTTP responses."""
+"""SoleRequest, which runs a conversation for a single HTTP request; and writers of answers as HTTP responses."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
 class ChainedAnswer:
-    """A filter of the messages of one HTTP request: its client gets one answer, and no calls but of its functions.
+    """A filter of the messages of an HTTP request with MCP servers, whose client gets a single answer.
 
-    The conversation ends with the answer that is the last.
+    Behind that, the conversation may give several answers, one after each round of MCP calls. The filter drops the MCP
+    calls, keeps the calls of the client's own functions, sums the usage, and closes the conversation at the last
+    answer.
     """
 
     def __init__(self, conversation: Conversation, mcp: ToolServers) -> None:
@@ -51,7 +53,7 @@ class ChainedAnswer:
         self._finals = 0
 
     def passes(self, message: ServerMessage) -> ServerMessage | None:
-        """Return the message as the client gets it; None if it does not."""
+        """Return the message to send to the client; None for a message that the client does not get."""
         if isinstance(message, OutputChunk):
             return self._call(message) if message.tool_call is not None else message
         if not isinstance(message, FinalChunk):
@@ -108,10 +110,10 @@ class SoleRequest(Attachment):
 
     There is no Session: nothing outlives the HTTP request.
 
-    Inside ``running`` a task runs the conversation. Input that is available is fed at once; another task feeds the rest
-    when the engine has to catch up, and input that is still to arrive, for which it calls ``feed`` and ``end_input``.
-    The handler's own task reads the answer with ``take`` and ``wait``. An error of the tasks, and the end of the
-    client's time, reach it as the last message of the outbox.
+    Inside ``running``, a task runs the conversation. Input that is available is fed immediately, as far as the engine
+    keeps up; a second task feeds the rest. If the input is still to arrive, that task calls ``feed`` and ``end_input``.
+    The handler's own task reads the answer with ``take`` and ``wait``; it gets an error of the two tasks, or a
+    time-out, as the last message of the outbox.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -135,7 +137,7 @@ class SoleRequest(Attachment):
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
-        """Feed one chunk, and wait while the engine is behind. Raises the error that refuses the chunk."""
+        """Feed one chunk, and wait while the engine is behind. Raises the error of a refused chunk."""
         self._receive(chunk)
         await self._room()
 
@@ -160,7 +162,7 @@ class SoleRequest(Attachment):
             self.hold_clocks(False)
 
     def hold_clocks(self, held: bool) -> None:
-        """Stop the clocks of silence and gaps while the server holds the input back, or let them go on."""
+        """Stop the time-outs of silence and gaps while the server delays the input (``held``), or resume them."""
         self.conversation.hold_time(held, now=self._loop.time())
 
     def interrupt(self, error: OmniError) -> None:
@@ -168,11 +170,11 @@ class SoleRequest(Attachment):
         self._outbox.put_nowait(copy.copy(error))
 
     def touch(self) -> None:
-        """Restart the client's silence, as bytes of an incomplete chunk have arrived."""
+        """Restart the time-out of silence, since bytes of an incomplete chunk have arrived."""
         self.conversation.stream.touch(now=self._loop.time())
 
     def end_input(self) -> None:
-        """End the input at the end of the body. Raises SequenceGap if chunks are missing, as none can follow."""
+        """End the input at the end of the body. Raises SequenceGap if chunks are missing: none can arrive any more."""
         stream = self.conversation.stream
         if stream.gap_since is not None:
             raise stream.gap_error()
@@ -210,9 +212,9 @@ class SoleRequest(Attachment):
                 self.conversation.observed.ended()
 
     def _feed_some(self, chunks: Iterator[InputChunk]) -> bool:
-        """Feed chunks, until the engine is behind or others must have a turn. Returns whether there is no more to feed.
+        """Feed chunks until the engine is behind or other tasks must have a turn. Returns whether feeding is done.
 
-        An error that refuses a chunk ends the feeding; ``take`` raises it.
+        The error of a refused chunk ends the feeding; ``take`` raises it.
         """
         try:
             for _ in range(_CHUNKS_AT_A_TIME):
@@ -250,7 +252,7 @@ class SoleRequest(Attachment):
         return message
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
-        """Wait for a message; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
+        """Wait for a message; see ``AnswerSource``. ``idle_sec`` counts from the last write of ``meanwhile``."""
         if self._outbox:
             return True
         self._waiting = self._loop.create_future()
@@ -288,7 +290,7 @@ class SoleRequest(Attachment):
             self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
 
     def _deliver(self) -> None:
-        """Let ``meanwhile`` write the messages of the outbox in this callback, or wake the waiting task."""
+        """Let ``meanwhile`` write the messages of the outbox; if that is not possible, wake the waiting task."""
         waiting = self._waiting
         if waiting is None or waiting.done():
             return
@@ -319,7 +321,7 @@ class SoleRequest(Attachment):
         self._unwritten.clear()
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work``; put its error into the outbox, from which the handler's task raises it."""
+        """Run ``work``. Put an error that it raises into the outbox, from which ``take`` raises it."""
         try:
             await work()
         except OmniError as error:
@@ -346,7 +348,7 @@ LARGE_EVENT_BYTES: Final = 1024
 
 
 class EventEncoder(Protocol):
-    """An encoder of outputs as the data of server-sent events: JSON objects, or their JSON."""
+    """Encodes outputs as the data of server-sent events: as JSON objects, or as JSON text already."""
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
         """Encode one output, as any number of events."""
@@ -367,8 +369,8 @@ class AnswerSource(Protocol):
     async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait until there may be a message to take. Returns False after ``idle_sec`` seconds without one.
 
-        ``meanwhile`` may write messages without waking the waiting task, as that would cost as much as all other work
-        on a token. An exception in it ends the wait, and is raised. Also raises what ``take`` raises.
+        ``meanwhile`` may write messages without waking the waiting task: to wake it costs as much as all other work on
+        a token. An exception in ``meanwhile`` ends the wait, and is raised. Also raises what ``take`` raises.
         """
         ...
 
@@ -387,11 +389,11 @@ class EventSink(Protocol):
     """The destination of server-sent events: an HttpExchange, or a wrapper of one."""
 
     def tell_error(self, error: OmniError) -> None:
-        """Note for the access log that an error is sent as an event."""
+        """Note, for the access log, an error that is sent as an event."""
 
     @property
     def head_sent(self) -> bool:
-        """Whether errors can no longer be sent with a status of their own."""
+        """Whether the head was sent, so that an error can no longer have a status of its own."""
         ...
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
@@ -438,15 +440,15 @@ async def write_events(
 ) -> None:
     """Write an answer as server-sent events.
 
-    Events that are available together are written together. An error before the head is raised; after it, it is sent
-    as an ``event: error``, which ends the stream without ``[DONE]``.
+    Events that are available together are written together. An error before the head is raised; an error after the head
+    is sent as an ``event: error``, which ends the stream without ``[DONE]``.
 
     Args:
         done: Whether ``data: [DONE]`` ends the stream.
         head_at_start: Whether the 200 is sent when work starts, for input that is still arriving. Otherwise the head
             waits for the first output, so that failures before it get their status.
         head_by_heartbeat: Whether a heartbeat may send the head.
-        heartbeat_sec: Seconds without an event after which a comment is sent, once the head is; 0 for never.
+        heartbeat_sec: Seconds without an event after which a comment is sent, if the head was sent; 0 for never.
     """
     events = EventBatch(sink, source, encoder, head_at_start=head_at_start)
     try:
@@ -474,8 +476,8 @@ async def write_events(
 class EventBatch:
     """The events of one answer that have been encoded and not written yet.
 
-    ``write_now`` and ``write_available`` are called while the handler's task waits in ``AnswerSource.wait``. Neither of
-    them waits; an exception in them ends that wait.
+    ``write_now`` and ``write_available`` are called while the handler's task waits in ``AnswerSource.wait``. Neither
+    method waits; an exception in one of them ends the wait of the handler's task.
     """
 
     def __init__(self, sink: EventSink, source: AnswerSource, encoder: EventEncoder, *, head_at_start: bool) -> None:
@@ -490,7 +492,7 @@ class EventBatch:
         self._head_at_start = head_at_start
 
     def encode_available(self) -> bool:
-        """Take messages from the source and encode them, up to a full batch. Returns whether none is left for now."""
+        """Encode messages that the source has, up to a full batch. Returns whether the source has no more for now."""
         waiting = self.waiting
         while not (self.complete or self.head_due):
             if len(waiting) >= WRITE_BATCH_EVENTS or (waiting and len(waiting[-1]) >= LARGE_EVENT_BYTES):
@@ -509,7 +511,7 @@ class EventBatch:
         return False
 
     def write_now(self, output: OutputChunk) -> bool:
-        """Write the next output. Returns False, having done nothing, if the waiting task has to write it."""
+        """Write ``output``, the next one. Returns False, and writes nothing, if the waiting task has to write it."""
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
@@ -530,7 +532,7 @@ class EventBatch:
         return True
 
     def _send(self, data: bytes) -> None:
-        """Send events without waiting, the first ones with the head."""
+        """Send events without waiting. The first events are sent together with the head."""
         if self._sink.head_sent:
             self._sink.write_now(data)
         else:
@@ -547,14 +549,14 @@ class EventBatch:
 
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
-    """Respond with a stream of one ``event: error``, for clients that read errors from events only."""
+    """Respond with a stream of one ``event: error``, for clients that read errors only from events."""
     exchange.tell_error(error)
     await exchange.start(200, SSE_HEADERS)
     await exchange.end([error_event(error)])
 
 
 def error_event(error: OmniError) -> bytes:
-    """Return an ``event: error``, with fields at the top level and in OpenAI's ``error`` object, as clients differ."""
+    """Return an ``event: error``. Its fields are at the top level and in an object ``error``, as clients differ."""
     fields = error_object(error)
     return server_frames.event({**fields, "error": fields}, name="error")
 
@@ -562,7 +564,7 @@ def error_event(error: OmniError) -> bytes:
 async def write_raw_audio(
     exchange: HttpExchange, source: AnswerSource, media_type: str, *, head_at_start: bool
 ) -> None:
-    """Write the bytes of the audio as they are produced. After the head, an error cuts the response short."""
+    """Write the bytes of the audio as they are produced. Raises the error that ends the answer."""
 
     async def start() -> None:
         if not exchange.head_sent:
@@ -610,7 +612,7 @@ async def collect_answer(source: AnswerSource, charge: Callable[[int], None]) ->
 
 
 def _checked(final: FinalChunk) -> FinalChunk:
-    """Return ``final``. Raises EngineFailed if the answer was cancelled, as HTTP has no other way to express that."""
+    """Return ``final``. Raises EngineFailed if the answer was cancelled, which HTTP can only express as an error."""
     if not ended_normally(final):
         raise EngineFailed("the request ended before its answer was complete")
     return final
@@ -619,8 +621,8 @@ def _checked(final: FinalChunk) -> FinalChunk:
 class MergedAnswers:
     """An AnswerSource that merges several others: their answers become the choices of one response.
 
-    Each session has ``choices`` choices, which are renumbered in the order of the sessions: the first choice of the
-    second session is number ``choices``. Outputs arrive in any order. One final, with the sum of the usage, follows
+    Each session has ``choices`` choices. They are renumbered in the order of the sessions: with 2 choices each, the
+    second session has the numbers 2 and 3. Outputs arrive in any order. One final, with the sum of the usage, follows
     the last final of the sessions.
     """
 
@@ -633,7 +635,7 @@ class MergedAnswers:
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """Allow calls of ``wait`` within the block, at whose end the tasks of ``wait`` are cancelled."""
+        """Allow calls of ``wait`` within the block. The tasks that ``wait`` creates are cancelled at its end."""
         try:
             yield
         finally:
