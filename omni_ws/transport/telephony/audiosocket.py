@@ -1,4 +1,4 @@
-"""Calls of Asterisk over its AudioSocket protocol, on a TCP port of its own.
+"""Calls from Asterisk over its AudioSocket protocol, on a TCP port of its own.
 
 A message is a frame: one byte for its kind, two bytes for the length of the payload (big-endian), and the payload. The
 first frame holds the UUID that the dialplan gave the call.
@@ -35,7 +35,7 @@ _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000
 class AudioSocketCalls(PhoneCalls):
     """The front end that listens for Asterisk, and opens a session for each call.
 
-    If the server has API keys, the UUID of a call must be one.
+    If the server has API keys, the UUID of a call must be one of them.
     """
 
     def __init__(self, app: Application) -> None:
@@ -45,7 +45,7 @@ class AudioSocketCalls(PhoneCalls):
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on; None if the server does not listen for Asterisk."""
+        """The port on which the server listens for Asterisk; None if it does not listen."""
         return self._port.number
 
     async def open_ports(self) -> None:
@@ -102,7 +102,7 @@ class AudioSocketCalls(PhoneCalls):
 
 
 class AudioSocketCall(PhoneCall):
-    """A call: receives frames of audio and keys, and sends frames of audio in real time. A hang-up ends the call."""
+    """A phone call: receives frames of audio and keys, and sends audio in real time. A hang-up ends the call."""
 
     def __init__(self, link: AudioSocketLink, session: Session, *, thinking_sound: bool) -> None:
         super().__init__(link, session, rounds=NO_PINGS, thinking_sound=thinking_sound)
@@ -157,7 +157,7 @@ class AudioSocketCall(PhoneCall):
         self._playout.clear()
 
     def _flush(self) -> None:
-        """Hand the messages of the outbox to the playout, as long as the playout has room."""
+        """Pass the messages of the outbox to the playout, as long as the playout has room."""
         self._flush_scheduled = False
         while self._link.is_open and not self._playout.full and (message := self._take_message()) is not None:
             self._playout.play(message)
@@ -254,7 +254,7 @@ class AudioSocketLink(TcpLink):
             super()._frames_refused(error)
 
     def _checked(self, kind: int, size: int) -> bool:
-        """Return whether a frame with this header is used or ignored. Raises InvalidFrame or PayloadTooLarge."""
+        """Return whether frames with this header are used, and not ignored. Raises InvalidFrame or PayloadTooLarge."""
         if not self._first.done() and kind != IDENTIFIER:
             raise InvalidFrame("the first frame must hold the UUID of the call")
         if kind in OTHER_AUDIO:
@@ -291,9 +291,9 @@ MAX_LATE_SEC: Final = 0.1
 class PacedPlayout(Playout):
     """A Playout that sends the audio of answers in real time, 20 ms at a time. Between answers it sends nothing.
 
-    ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
-    ``report`` is called with what was played: the request id, and the position in its answer in milliseconds.
-    ``progressed`` is called at the end of each frame and of each answer.
+    ``send`` is called with each frame of pcm16. If it returns False, sending pauses until ``resume`` is called.
+    ``report`` is called with the request id and the position in its answer, in milliseconds, up to which audio was
+    played. ``progressed`` is called at the end of each frame and of each answer.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class PacedPlayout(Playout):
         self._arm()
 
     def resume(self) -> None:
-        """Resume sending, as the link has room again."""
+        """Continue sending: the link has room again."""
         self._held = False
         self._arm()
 

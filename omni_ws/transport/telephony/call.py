@@ -48,7 +48,7 @@ _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE
 
 
 def notes(sample_rate: int) -> Samples:
-    """Return the sound: each note swells and fades, so that nothing clicks."""
+    """Return the thinking sound as samples: two notes that swell and fade, so that nothing clicks."""
     time = np.arange(round(NOTE_SEC * sample_rate)) / sample_rate
     swell = PEAK * np.sin(np.pi * time / NOTE_SEC) ** 2
     return np.concatenate([swell * np.sin(2 * np.pi * note * time) for note in NOTES]).astype(np.float32)
@@ -56,7 +56,7 @@ def notes(sample_rate: int) -> Samples:
 
 @lru_cache(maxsize=4)
 def packets(audio: AudioFormat) -> tuple[bytes, ...]:
-    """Return the sound in a raw format, in packets of PACKET_SEC."""
+    """Return the thinking sound in a raw format, in packets of PACKET_SEC."""
     encoder = AudioEncoder(audio, source_rate=audio.sample_rate)
     sound = encoder.encode(notes(audio.sample_rate)) + encoder.flush()
     size = round(audio.bytes_per_second * PACKET_SEC)
@@ -64,9 +64,10 @@ def packets(audio: AudioFormat) -> tuple[bytes, ...]:
 
 
 class ThinkingSound:
-    """Plays the sound from BEGINS_SEC after the caller's turn on, until there is audio, a final, or speech.
+    """Plays a soft sound while the caller waits for an answer, from BEGINS_SEC after the turn on.
 
-    ``play`` is called with each packet when it is due.
+    It stops at the answer's first audio or its final, or when the caller speaks. ``play`` is called with each packet
+    when the packet is due.
     """
 
     def __init__(self, audio: AudioFormat, play: Callable[[bytes], None]) -> None:
@@ -79,7 +80,7 @@ class ThinkingSound:
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, message: ServerMessage) -> None:
-        """Learn from one of the session's messages whether an answer is awaited."""
+        """Take one of the session's messages, and start or stop the sound accordingly."""
         match message:
             case SpeechStartedFrame(certain=False):
                 pass  # an answer is heard, and this may be no turn
@@ -98,7 +99,7 @@ class ThinkingSound:
                 self.stop()
 
     def stop(self) -> None:
-        """Play nothing more until the next turn. Idempotent."""
+        """Stop the sound until the next turn. Idempotent."""
         self._request_id = None
         if self._timer is not None:
             self._timer.cancel()
@@ -138,7 +139,7 @@ MAX_KEYS: Final = 32
 
 
 class PhoneCalls(SessionFrontEnd):
-    """Base class of front ends for calls, which open a session for each call. Callers do not resume sessions."""
+    """Base class of front ends for phone calls. Each call has a session of its own, which cannot be resumed."""
 
     def __init__(self, app: Application) -> None:
         super().__init__(app, Sessions(app.sessions, origin=TELEPHONY_ORIGIN, grace=0))
@@ -146,7 +147,7 @@ class PhoneCalls(SessionFrontEnd):
         self._openings: set[Callable[[OmniError], None]] = set()
 
     async def _open(self, key: ApiKey | None, client: str, audio: Mapping[str, Any], **given: str) -> Session:
-        """Open the session of a call, with turn detection. Raises the error that refuses the call.
+        """Open the session of a call, with turn detection. Raises an OmniError if the call is refused.
 
         ``audio`` is the audio format in both directions. ``given`` are other fields of ``session_config``.
         """
@@ -187,16 +188,16 @@ class PhoneCalls(SessionFrontEnd):
 
 
 class PhoneCall(SoleConnection):
-    """Base class of one call: receives speech and keys, sends answers; a FrameReceiver and an Attachment.
+    """Base class of phone calls: receives speech and keys, sends answers. A FrameReceiver and an Attachment.
 
-    The call ends when the session does: after an error, a hang-up, the loss of the connection, or as the server ends.
-    Before an orderly end the caller hears the answer to its end.
+    The call ends when its session does: after an error, a hang-up or the loss of the connection, or when the server
+    ends. If the session ends in order, the caller first hears the answer to its end.
     """
 
     _playout: Playout
 
     def __init__(self, connection: SoleLink, session: Session, *, rounds: PeerRounds, thinking_sound: bool) -> None:
-        """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
+        """``thinking_sound``: whether to play the caller a soft sound while an answer takes long."""
         super().__init__(connection, session, rounds=rounds)
         sound_format = self._conversation.configuration.effective.output_audio.encoded
         self._thinking = ThinkingSound(sound_format, self._sound) if thinking_sound else None
@@ -212,20 +213,20 @@ class PhoneCall(SoleConnection):
 
     @abstractmethod
     def _send(self, audio: bytes) -> bool:
-        """Send audio to be heard at once. Returns whether the connection takes more."""
+        """Send audio that the caller hears immediately. Returns whether the connection takes more."""
 
     @abstractmethod
     def _clear(self) -> None:
-        """Drop audio that the caller has not heard yet, also if it was sent."""
+        """Drop audio that the caller has not heard yet, even if it was sent."""
 
     @abstractmethod
     def _close_code(self, error: OmniError) -> int:
-        """Return the code to close the connection with when ``error`` ended the session."""
+        """Return the code with which to close the connection after ``error`` has ended the session."""
 
     async def run(self, behind: Iterable[tuple[bytes, bool]] = ()) -> None:
-        """Serve the call to its end, and close the connection. ``behind`` are messages that have arrived before.
+        """Serve the call to its end, and close the connection. Call ``session.attach`` with this object before.
 
-        ``session.attach`` must have been called with this object.
+        ``behind`` are the messages that arrived before this call, each with whether it is text.
         """
         try:
             self._connection.attach(self, self._conversation.account)
@@ -248,7 +249,7 @@ class PhoneCall(SoleConnection):
             self._session.detach(self)
 
     async def _played(self) -> None:
-        """Wait until the caller has heard everything."""
+        """Wait until the caller has heard all audio."""
         lead_ms = self._conversation.configuration.effective.max_lead_ms or 0
         try:
             async with asyncio.timeout(lead_ms / 1000 + PLAYOUT_MARGIN_SEC):
@@ -263,7 +264,7 @@ class PhoneCall(SoleConnection):
     # input
 
     def _hear(self, audio: bytes, timestamp_ms: int | None = None) -> None:
-        """Pass on audio of the caller, in the format of the session."""
+        """Pass audio of the caller, in the session's format, to the conversation."""
         if audio:
             chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms)
             self._conversation.receive_chunk(chunk, now=self._connection.heard_at)
@@ -271,10 +272,10 @@ class PhoneCall(SoleConnection):
         self._pause_if_blocked()
 
     def _press(self, key: str) -> None:
-        """Handle a key that the caller pressed; characters other than KEYS are ignored.
+        """Handle a key that the caller pressed. Characters other than KEYS are ignored.
 
-        The first key of an entry silences the answer. An entry is complete with END, which is not a part of it, after
-        MAX_KEYS, or after a pause.
+        Keys form an entry, which ends with the key END (not part of it), after MAX_KEYS, or after PAUSE_SEC. The first
+        key of an entry silences the answer.
         """
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.note_given()
@@ -296,13 +297,13 @@ class PhoneCall(SoleConnection):
             self._pause = None
 
     def _silence(self) -> None:
-        """Cancel the answer. A turn that the caller is speaking goes on, unless it is not known to be one."""
+        """Cancel the answer. Also cancels speech that may not be a turn; a turn that the caller is speaking goes on."""
         self._clear()
         if self._conversation.receiving is None or self._conversation.spoken.onset is not None:
             self._conversation.cancel()
 
     def _keys_entered(self) -> None:
-        """Complete an entry of keys: make it a turn of its own, or a part of the turn that the caller is speaking."""
+        """End an entry of keys. The entry is a turn of its own, or a part of the turn that the caller is speaking."""
         self._end_pause()
         keys, self._keys = self._keys, ""
         if not keys or not self._listening:
@@ -322,7 +323,7 @@ class PhoneCall(SoleConnection):
     # output
 
     def _sound(self, audio: bytes) -> None:
-        """Let the caller hear audio that belongs to no answer, if nothing else is to be heard."""
+        """Play audio that belongs to no answer, if no answer is being played."""
         if self._connection.is_open and not self._connection.paused and not self._playout.unplayed:
             self._send(audio)
 
@@ -336,7 +337,7 @@ class PhoneCall(SoleConnection):
         return message
 
     def _report(self, request_id: str, played_ms: float) -> None:
-        """Report how much of an answer the caller has heard."""
+        """Report to the conversation how much of an answer the caller has heard."""
         self._conversation.report_playback(played_ms, request_id=request_id)
         if self._session.recording is not None:
             self._session.recording.played(request_id, played_ms)

@@ -70,7 +70,7 @@ class TelephonyStreams(PhoneCalls):
             router.add_websocket(TELEPHONY_PATH, self.upgrade)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept a handshake. Raises Unauthenticated for an unknown key; the key may also follow with ``start``."""
+        """Accept a handshake. Raises Unauthenticated for an unknown key; a key may also come later, in ``start``."""
         presents_key = "authorization" in request.headers or any(
             entry.startswith(KEY_SUBPROTOCOLS) for entry in request.offered_subprotocols
         )
@@ -120,7 +120,7 @@ class TelephonyStreams(PhoneCalls):
 
 
 def close_code(error: OmniError) -> int:
-    """Return the code to close a stream with. A gateway reads no error messages, so every refusal closes the stream."""
+    """Return the code with which to close a stream after ``error``. Gateways read codes, but no error messages."""
     match error:
         case InvalidFrame():
             return CloseCode.INVALID_DATA
@@ -135,7 +135,7 @@ def close_code(error: OmniError) -> int:
 
 
 class StreamOpening:
-    """The FrameReceiver of a connection until its stream starts: takes ``connected`` and ``start``, then pauses."""
+    """The FrameReceiver of a connection until its stream starts: receives ``connected`` and ``start``, then pauses."""
 
     def __init__(self, connection: StreamConnection) -> None:
         self._connection = connection
@@ -148,7 +148,7 @@ class StreamOpening:
     async def wait(self, timeout: float) -> StreamStart | None:
         """Wait for ``start``, and return it; None if the peer disconnects first.
 
-        Raises the error of a wrong message, SessionTimeout after ``timeout`` seconds, and the error given to
+        Raises the error of an invalid message, SessionTimeout after ``timeout`` seconds, and the error given to
         ``refuse``.
         """
         self._connection.attach(self)
@@ -208,7 +208,7 @@ class StreamOpening:
 
 
 class StreamCall(PhoneCall):
-    """A call over a media stream: receives media, and sends media, marks and clears. ``stop`` ends the call."""
+    """A phone call over a media stream: receives media, and sends media, marks and clears. ``stop`` ends the call."""
 
     def __init__(
         self,
@@ -295,11 +295,12 @@ MAX_MARKS: Final = 256
 
 
 class MarkedPlayout(Playout):
-    """A Playout that renders answers as media, marks and clears, and tracks by the marks what the caller has heard.
+    """A Playout that renders answers as media, marks and clears, and learns from marks what the caller has heard.
 
     A mark is sent before the first audio of an answer, after every 200 ms of it, and after its end. When the gateway
-    returns it, ``report`` is called with what was played: the request id, and the position in its answer in
-    milliseconds. Marks that return after a ``clear`` were not played, and are ignored. No socket and no clock.
+    returns a mark, ``report`` is called with the request id and the position in its answer, in milliseconds, up to
+    which audio was played. Marks that return after a ``clear`` were not played, and are ignored. Has no socket and no
+    clock.
     """
 
     def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
@@ -313,11 +314,11 @@ class MarkedPlayout(Playout):
 
     @property
     def unplayed(self) -> bool:
-        """Whether the gateway may still be playing."""
+        """Whether audio is queued, or the gateway may still be playing."""
         return bool(self._marks) or super().unplayed
 
     def render(self, message: ServerMessage) -> list[bytes]:
-        """Return one of the session's messages as messages of the stream; none for text, transcripts and errors."""
+        """Render one of the session's messages as messages of the stream; none for text, transcripts and errors."""
         if self.hear(message):
             return self.silence()
         messages: list[bytes] = []
@@ -346,7 +347,7 @@ class MarkedPlayout(Playout):
                 return
 
     def silence(self) -> list[bytes]:
-        """Drop audio that was not played. Returns the messages that tell the gateway to; none if all was played."""
+        """Drop all audio that was not played. Returns the ``clear`` for the gateway; nothing if all was played."""
         unplayed = self.unplayed
         self.clear()
         self._marks.clear()
@@ -434,7 +435,7 @@ class MarkName(Struct, frozen=True, kw_only=True):
 
 
 class MarkMessage(_Event, frozen=True, kw_only=True, tag="mark"):
-    """A mark that the gateway returns: the audio before it was played, or dropped by a ``clear``."""
+    """A mark that the gateway returns: the audio before the mark was played, or dropped by a ``clear``."""
 
     mark: MarkName
 
@@ -450,8 +451,8 @@ _decoder: Final = msgspec.json.Decoder(StreamMessage, strict=False)
 def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool) -> StreamMessage:
     """Decode a message of a gateway.
 
-    Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
-    event, a missing field, or a payload that is not base64.
+    Raises UnsupportedFormat for a binary message, InvalidFrame for a message that is not JSON, and InvalidValue for an
+    unknown event, a missing field, or a payload that is not base64.
     """
     if not is_text:
         raise UnsupportedFormat("messages must be JSON text frames")
@@ -468,7 +469,7 @@ def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool
 def check_start(start: StreamStart) -> None:
     """Check the description of a stream.
 
-    Raises UnsupportedFormat for other audio than µ-law at 8 kHz, and InvalidValue for a stream without the caller's
+    Raises UnsupportedFormat for audio other than µ-law at 8 kHz, and InvalidValue for a stream without the caller's
     track or with a long id.
     """
     audio = start.media_format
@@ -484,15 +485,15 @@ def check_start(start: StreamStart) -> None:
 
 
 def encode_media(stream_sid: str, payload: bytes) -> bytes:
-    """Encode audio that the gateway appends to what it plays."""
+    """Encode audio for the gateway, which appends it to the audio that it plays."""
     return msgspec.json.encode({"event": "media", "streamSid": stream_sid, "media": {"payload": payload}})
 
 
 def encode_mark(stream_sid: str, name: str) -> bytes:
-    """Encode a mark, which the gateway returns once it has played everything before it."""
+    """Encode a mark. The gateway returns it once all audio before it was played."""
     return msgspec.json.encode({"event": "mark", "streamSid": stream_sid, "mark": {"name": name}})
 
 
 def encode_clear(stream_sid: str) -> bytes:
-    """Encode the command that drops all audio that was not played. The gateway returns the marks in it at once."""
+    """Encode a ``clear``: the gateway drops all audio not played, and returns the marks in that audio immediately."""
     return msgspec.json.encode({"event": "clear", "streamSid": stream_sid})

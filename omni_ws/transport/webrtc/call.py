@@ -1,4 +1,4 @@
-"""A call over WebRTC: its SDP offer and answer, its data channel, and its tracks. Importing it loads aiortc, slowly."""
+"""A call over WebRTC: its SDP offer and answer, its data channel, and its tracks. Imports aiortc, which is slow."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ _REFUSED: Final = {"input_audio_buffer.append": "the audio of a call comes by it
 
 
 class Call(RealtimeConnection):
-    """The connection of a session that a call carries: events travel over the data channel, speech over the tracks.
+    """The connection of a WebRTC call's session: events travel over the data channel, speech over the tracks.
 
-    Sidebands see its events, and command the session as well.
+    Sidebands see the same events, and may command the session as well.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Call(RealtimeConnection):
         *,
         refused: Mapping[str, str],
     ) -> None:
-        """``refused``: the types of events that a sideband may not send, each with the reason."""
+        """``refused`` maps the types of events that a sideband may not send to the reason."""
         super().__init__(channel, session, dialect, rounds=NO_PINGS)
         self._channel = channel
         self._of_call = dialect
@@ -144,24 +144,24 @@ class Call(RealtimeConnection):
             self.release()
 
     def _opened(self) -> None:
-        """Called when the data channel is open, or never will be."""
+        """Note that the data channel is open, or never will be."""
         self._hold_commands()
 
     def hang_up(self) -> None:
-        """End the call, as its client asks for."""
+        """End the call, as the client requested."""
         self._session.end(None)
 
     def _closing(self, code: int, reason: str) -> None:
         self.sidebands.end(code, reason)
 
     def release(self) -> None:
-        """Stop the tracks, and release what the dialect holds. May be called repeatedly."""
+        """Stop the tracks, and refund the bytes that the dialect has charged. May be called repeatedly."""
         self.speaker.stop()
         self.microphone.close()
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Pass on speech of the caller (pcm16 at SAMPLE_RATE)."""
+        """Pass speech of the caller (pcm16 at SAMPLE_RATE) to the conversation."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
@@ -191,32 +191,32 @@ class Call(RealtimeConnection):
     output_has_room = input_may_continue
 
     def _hold_commands(self) -> None:
-        """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
+        """Pause the commands of sidebands while the session has no room for input, or the caller has not connected."""
         self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
 
     def _record(self, response_id: str, audio: bytes, in_sec: float) -> None:
-        """Record a packet that the caller hears in ``in_sec`` seconds."""
+        """Record a packet of audio, which the caller will hear in ``in_sec`` seconds."""
         if self._session.recording is not None:
             request_id = self._request_of(response_id)
             self._session.recording.sound(audio, TRACK, by_user=False, request_id=request_id, in_ms=in_sec * 1000)
 
     def _request_of(self, response_id: str) -> str | None:
-        """Return the request that a response answers; None if there is none."""
+        """Return the id of the request that a response answers; None if the response answers none."""
         return None
 
     def _audio_started(self, response_id: str) -> None:
-        """Note that the audio of a response begins to be heard."""
+        """Note that the caller begins to hear the audio of a response."""
 
     def _audio_stopped(self, response_id: str) -> None:
-        """Note that the audio of a response was heard to its end."""
+        """Note that the caller has heard the audio of a response to its end."""
 
 
 class RealtimeCall(Call):
     """A call of the Realtime API.
 
-    The server sends the audio of answers in real time. Therefore it reports when the audio of a response begins and
-    ends, and drops audio that was not heard when the caller speaks or a response is cancelled. While it is not known
-    whether what the caller says interrupts, the audio is lowered.
+    The server sends the audio of answers in real time. Therefore it also reports when the audio of a response begins
+    and ends. When the caller speaks or a response is cancelled, it drops the audio that was not heard. While the caller
+    speaks and it is undecided whether this interrupts the answer, it lowers the volume of the answer.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
@@ -261,7 +261,7 @@ class RealtimeCall(Call):
                 self._output_cleared(event["response"]["id"])
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Drop audio that was not played yet. ``response_id`` is the id of the response that was cut short, if any."""
+        """Drop audio that was not played yet. ``response_id`` is that of a cancelled response; None if none was."""
         heard = [one for one in self.speaker.clear() if one != _BESIDE]
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
@@ -303,11 +303,11 @@ def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
 
 
 def check_offer(offer: str) -> str:
-    """Check an offer, and return it without lines that would disturb the library.
+    """Check an SDP offer, and return it without lines that the library cannot handle well.
 
-    Removed are candidates with host names (mDNS, RFC 8828), since to resolve them takes seconds and a multicast socket,
-    and the caller's own packets show its address; and ``end-of-candidates``, as the library would then not wait for
-    these packets. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
+    Candidates with host names (mDNS, RFC 8828) are removed: to resolve them takes seconds and a multicast socket, and
+    the caller's own packets show its address anyway. ``end-of-candidates`` is removed, since with it the library would
+    not wait for these packets. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
     """
     lines = [line for line in offer.splitlines() if line and line != "a=end-of-candidates"]
     lines = [line for line in lines if not line.startswith(_CANDIDATE) or _is_address(_address(line))]
@@ -353,7 +353,7 @@ async def answer_offer(
 
 
 def announced(answer: str, address: str | None) -> str:
-    """Replace the machine's own addresses in the answer by ``address``; remove those of the other IP version."""
+    """Replace the machine's own addresses in an SDP answer by ``address``, and remove those of the other IP version."""
     if address is None:
         return answer
     version = ipaddress.ip_address(address).version
@@ -403,7 +403,7 @@ CLOSE_TIMEOUT_SEC: Final = 5.0
 
 
 class CallChannel(PausedReading):
-    """A data channel that takes the place of a WebSocket (see SoleLink): hands its messages to a receiver.
+    """A data channel in place of a WebSocket (a SoleLink): passes its messages to a receiver.
 
     There are no pings: ICE itself checks every few seconds whether the peer is there (RFC 7675).
     """
@@ -416,7 +416,7 @@ class CallChannel(PausedReading):
         input_pace: Callable[[int], float] | None,
         write_timeout: float,
     ) -> None:
-        """``budget`` is charged for waiting events, received and unsent ones. ``write_timeout`` is in seconds."""
+        """``budget`` is charged for waiting events, whether received or unsent. ``write_timeout`` is in seconds."""
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
@@ -445,11 +445,11 @@ class CallChannel(PausedReading):
 
     @property
     def paused(self) -> bool:
-        """Whether writing should pause, as too many bytes are unsent."""
+        """Whether writing should pause, as more than MAX_UNSENT_BYTES are unsent."""
         return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """Hand messages to ``receiver`` from now on, and charge ``account``, the byte budget of its session."""
+        """Pass messages to ``receiver`` from now on, and charge ``account``, the byte budget of its session."""
         if account is not None:
             self._unread_share.move(account)
             self._unsent_share.move(account)
@@ -467,7 +467,7 @@ class CallChannel(PausedReading):
                 self._count_unsent(self._channel)
 
     def _count_unsent(self, channel: RTCDataChannel) -> None:
-        """Charge unsent bytes, and pause reading from a peer that leaves too many of them."""
+        """Charge the unsent bytes, and pause reading while there are more than MAX_UNSENT_BYTES."""
         unsent = channel.bufferedAmount
         if unsent <= _LOW_WATER_BYTES:  # so little that the library does not report when it is sent
             return
@@ -494,7 +494,7 @@ class CallChannel(PausedReading):
         """Do nothing: see the class."""
 
     def heard(self, size: int) -> bool:
-        """Count ``size`` bytes of media from the peer. Returns whether to use them, as media cannot wait."""
+        """Count ``size`` bytes of media from the peer. Returns False if they must be dropped: reading is paused."""
         self.touch()
         if not self.held_to_pace:  # what is dropped does not count
             self._count(size)
@@ -509,9 +509,10 @@ class CallChannel(PausedReading):
             self._give(data, is_text)
 
     def bound_fragments(self) -> None:
-        """Limit the fragments of messages that wait, on all SCTP streams: beyond the limit, end the call.
+        """Limit the fragments of incomplete messages on all SCTP streams; end the call at the limit.
 
-        The library limits neither one message nor all of them. Call this once the peer's offer is known.
+        The library limits neither the fragments of one message nor those of all. Call this once the peer's offer is
+        known.
         """
         sctp = self._peer.sctp
         if sctp is None:
@@ -589,7 +590,7 @@ class CallChannel(PausedReading):
 
     @property
     def lost(self) -> bool:
-        """Whether the peer is gone without a word, or never came."""
+        """Whether the peer vanished without closing, or never connected."""
         return self._channel is None or self._peer.connectionState == "failed"
 
     def _on_state(self) -> None:
@@ -627,7 +628,7 @@ class CallChannel(PausedReading):
             closing.cancel()
 
     def _give_up_relays(self) -> None:
-        """Stop waiting until TURN servers release their addresses; they will forget them by themselves."""
+        """Stop waiting for TURN servers to release their addresses. The addresses expire anyway."""
         transports = [transceiver.sender.transport for transceiver in self._peer.getTransceivers()]
         if self._peer.sctp is not None:
             transports.append(self._peer.sctp.transport)
@@ -637,7 +638,7 @@ class CallChannel(PausedReading):
 
 
 def _too_long(fragments: Sequence[DataChunk]) -> bool:
-    """Return whether the waiting ``fragments`` contain a message that is longer than MAX_MESSAGE_BYTES."""
+    """Return whether ``fragments`` contain a message longer than MAX_MESSAGE_BYTES, still incomplete."""
     size, expected = 0, None
     for fragment in fragments:
         size = size + len(fragment.user_data) if fragment.tsn == expected else len(fragment.user_data)
@@ -662,9 +663,9 @@ _MAX_PACKET_SEC: Final = 0.12
 class CallMicrophone:
     """The receiving track of a call: orders packets, decodes them, fills gaps, and calls ``hear`` with pcm16.
 
-    The sample rate is SAMPLE_RATE. Everything runs on the event loop: to decode a packet of 20 ms takes 0.04 ms. So
-    that no call takes more than its share, packets that would be more than ``MAX_AHEAD_SEC`` ahead of the clock are
-    dropped before they are decoded.
+    The sample rate is SAMPLE_RATE. Everything runs on the event loop: to decode a packet of 20 ms takes 0.04 ms.
+    Packets that would put the received audio more than ``MAX_AHEAD_SEC`` ahead of the clock are dropped before they are
+    decoded, so that no call takes more than its share of the loop.
     """
 
     def __init__(self, hear: Callable[[bytes], None], metrics: Metrics) -> None:
@@ -684,12 +685,12 @@ class CallMicrophone:
         self._closed = False
 
     def connect(self, receiver: RTCRtpReceiver) -> None:
-        """Replace the jitter buffer of ``receiver`` by this object, and end its decoder's thread."""
+        """Put this object in place of the jitter buffer of ``receiver``, and end the receiver's decoder thread."""
         setattr(receiver, _BUFFER, self)
         getattr(receiver, _DECODER_QUEUE).put(None)
 
     def add(self, packet: Any) -> tuple[bool, None]:
-        """Receive a packet of the track, in place of aiortc's own buffer. Returns that no frame is complete."""
+        """Receive a packet of the track: aiortc calls this as its jitter buffer. Returns that no frame is ready."""
         if not self._closed:
             now = self._loop.time()
             # A packet of padding alone, with which senders measure the network, has a number like all others.
@@ -745,21 +746,21 @@ class CallMicrophone:
             self._metrics.webrtc_packets.labels(outcome.value).inc(number)
 
     def _keeps_pace(self, gap_sec: float) -> bool:
-        """Return whether a gap and another packet stay within MAX_AHEAD_SEC."""
+        """Return whether a gap of ``gap_sec`` and another packet stay within MAX_AHEAD_SEC."""
         now = self._loop.time()
         self._ahead = max(0.0, self._ahead - (now - self._ahead_at))
         self._ahead_at = now
         return self._ahead + gap_sec + _MAX_PACKET_SEC <= MAX_AHEAD_SEC
 
     def _gap(self, packet: MediaPacket) -> int:
-        """Return the ticks between the audio decoded so far and this packet; 0 for a gap that is not filled."""
+        """Return the ticks between the audio decoded so far and ``packet``; 0 if the gap is not to be filled."""
         if self._expected is None:
             return 0
         ticks = (packet.timestamp - self._expected) % (1 << 32)
         return 0 if ticks > MAX_GAP_SEC * CLOCK_RATE else ticks  # or it overlaps with what was decoded
 
     def _fill(self, ticks: int) -> bytes:
-        """Return the audio of a gap: concealed if packets were lost, else silence that the sender left out."""
+        """Return audio for a gap of ``ticks``: concealment if packets were lost, silence if the sender paused."""
         size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
         filled = bytearray()
         if self._lost:
@@ -782,7 +783,8 @@ HEAD_START_SEC: Final = 2 * PACKET_SEC
 class CallSpeaker(MediaStreamTrack):
     """The sending track of a call: Opus packets of the answers, in real time. Between answers it sends nothing.
 
-    ``on_started`` and ``on_stopped`` are called with the id of a response when its audio begins and has been sent.
+    ``on_started`` and ``on_stopped`` are called with the id of a response when its audio begins, and when all its audio
+    has been sent.
     """
 
     kind = "audio"
@@ -793,8 +795,11 @@ class CallSpeaker(MediaStreamTrack):
         on_stopped: Callable[[str], None],
         on_sent: Callable[[str, bytes, float], None] | None = None,
     ) -> None:
-        """``on_sent`` is called with each packet before it is encoded: the id of its response, its audio, and in how
-        many seconds a player that plays the first packet of an answer at once gets to it."""
+        """``on_sent`` is called with each packet before the packet is encoded.
+
+        Its arguments are the id of the response, the audio, and in how many seconds the packet is heard if the player
+        begins an answer with its first packet, without delay.
+        """
         super().__init__()
         self._on_sent = on_sent
         self._on_started = on_started
@@ -806,7 +811,7 @@ class CallSpeaker(MediaStreamTrack):
         self._due = self._origin = self._now()
 
     def say(self, response_id: str, audio: bytes) -> None:
-        """Queue audio of a response (pcm16 at 24 kHz) after all earlier audio."""
+        """Queue audio of a response (pcm16 at 24 kHz) after all audio queued before."""
         self._playout.say(response_id, audio)
         self._changed.set()
 
@@ -816,11 +821,11 @@ class CallSpeaker(MediaStreamTrack):
         self._changed.set()
 
     def duck(self, lowered: bool) -> None:
-        """Lower the audio that is sent from now on, or raise it to its full level."""
+        """Lower the volume of the audio sent from now on, or restore its full volume."""
         self._playout.duck(lowered)
 
     def clear(self) -> list[str]:
-        """Drop audio that was not sent. Returns the ids of the responses of which some audio was sent before."""
+        """Drop all queued audio. Returns the ids of the responses that were partly sent before."""
         return self._playout.clear()
 
     def stop(self) -> None:
@@ -850,7 +855,7 @@ class CallSpeaker(MediaStreamTrack):
             return packet
 
     def _take(self) -> bytes | None:
-        """Remove and return the next 20 ms of audio; None if there are none."""
+        """Remove and return the next 20 ms of audio; None if no audio is queued."""
         while (played := self._playout.take()) is not None:
             if not played.audio:
                 if played.position:
@@ -882,8 +887,8 @@ _VOICE: Final = "voice"
 class LiveCall(Call, LiveConnection):
     """A call of the Live API.
 
-    The data channel carries the events that the session's ``client.data_channel`` permits, and no audio. Sidebands see
-    everything, with the audio of both sides: what is heard before it is muted, and what is said with its place on the
+    The data channel carries the events that the session's ``client.data_channel`` permits, and no audio. Sidebands get
+    all events and the audio of both sides: the user's as it was before muting, and the answers' with its place on the
     time line.
     """
 
@@ -896,7 +901,7 @@ class LiveCall(Call, LiveConnection):
         return False  # the track goes on while the page leaves events unread
 
     def start(self, fields: Mapping[str, Any]) -> None:
-        """Start the session, with the object ``session`` of the offer. Raises what ``LiveDialect.start`` raises."""
+        """Start the session with the offer's object ``session``. Raises what ``LiveDialect.start`` raises."""
         self._live.start(fields)
         start = self._live.start_fields
         if start is not None and start.client is not None:
@@ -929,7 +934,7 @@ class LiveCall(Call, LiveConnection):
         super().hear(audio)
 
     def _check_own(self, kind: str) -> None:
-        """Raise InvalidValue for an event that the page may not send over the data channel."""
+        """Raise InvalidValue if the page may not send events of the type ``kind`` over the data channel."""
         if kind in _REFUSED_IN_LIVE:
             raise InvalidValue(_REFUSED_IN_LIVE[kind], param="type")
         if kind == _FIXTURE or not self._permissions.may_send(kind):
@@ -949,7 +954,7 @@ class LiveCall(Call, LiveConnection):
             write_event(self._connection, event)
 
     def _say(self, audio: bytes, end_ms: int) -> None:
-        """Play what is said. The silence between answers, which is sent once it is over, is left out."""
+        """Play audio of an answer. Silence between answers is left out: it is sent only once it is over."""
         if end_ms > self._live.now_ms or audio.count(0) < len(audio):
             self.speaker.say(_VOICE, audio)
             self.speaker.finish(_VOICE)  # so that a part of a packet does not wait for more

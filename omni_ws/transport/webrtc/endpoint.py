@@ -79,7 +79,7 @@ _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl"
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A call with its task, and the name of the key that opened it. ``live``: its API is the Live API."""
+    """A running call with its task, and the name of the key that opened it. ``live``: whether it is a Live session."""
 
     owner: str | None
     live: bool
@@ -121,7 +121,7 @@ class WebrtcCalls(SessionFrontEnd):
     # calls of the Realtime API
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Answer an offer.
+        """Answer the SDP offer of a Realtime session.
 
         Raises Unauthenticated, WebrtcOff, ModelNotFound, the errors of an invalid offer or invalid session settings,
         and what ``Sessions.admit`` raises.
@@ -149,10 +149,10 @@ class WebrtcCalls(SessionFrontEnd):
         await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], key))
 
     def join(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept the handshake of a sideband. A client secret opens none: it is in the hands of a page.
+        """Accept the handshake of a sideband. A client secret does not suffice, since web pages have it.
 
-        Raises Unauthenticated, SessionNotFound if the key has no such call, and SessionConflict if it has all sidebands
-        that it may have.
+        Raises Unauthenticated, SessionNotFound if the key has no such call, and SessionConflict if the call has its
+        full number of sidebands.
         """
         key = self._authenticator.authenticate(request)
         running = self._find(request.query.get(CALL_ID), key)
@@ -161,13 +161,13 @@ class WebrtcCalls(SessionFrontEnd):
     # calls of the Live API
 
     async def create_live(self, exchange: HttpExchange) -> None:
-        """Answer the offer of a Live session. Raises what ``create`` raises. Client secrets do not open any."""
+        """Answer the SDP offer of a Live session. A client secret does not suffice. Raises what ``create`` raises."""
         key = self._authenticator.authenticate(exchange.request)
         self._check_served()
         await self._create_live(exchange, key, None)
 
     async def fork_live(self, exchange: HttpExchange) -> None:
-        """Answer the offer of a Live session that begins with a stored one. Raises what ``read_live`` raises, too."""
+        """Answer the SDP offer of a Live session that continues a stored one. Raises what ``read_live`` raises, too."""
         request = exchange.request
         key = self._authenticator.authenticate(request)
         store = check_kept(self._sessions.store, "fork")
@@ -213,7 +213,7 @@ class WebrtcCalls(SessionFrontEnd):
         await exchange.respond_json(201, shown, [("Location", f"{LIVE_PATH}/{call_id}")])
 
     async def hang_up_live(self, exchange: HttpExchange) -> None:
-        """End a Live session over WebRTC. Raises Unauthenticated, and SessionNotFound if the key has no such one."""
+        """End a Live session over WebRTC. Raises Unauthenticated, or SessionNotFound if the key has no such session."""
         key = self._authenticator.authenticate(exchange.request)
         await self._hang_up(exchange, self._find(exchange.path_parameters["session_id"], key, live=True))
 
@@ -224,7 +224,7 @@ class WebrtcCalls(SessionFrontEnd):
         return self._accept(request, key, running, route=f"{LIVE_PATH}/{{session_id}}/attach")
 
     async def refuse(self, exchange: HttpExchange) -> None:
-        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls."""
+        """Raise UnsupportedParameter, since there are no telephone calls (SIP); before that, Unauthenticated."""
         self._authenticator.authenticate(exchange.request)
         step = exchange.request.segments[-1]
         raise UnsupportedParameter(f"{step} is not offered here: there are no telephone calls (SIP)", param=step)
@@ -240,8 +240,10 @@ class WebrtcCalls(SessionFrontEnd):
     async def _begin(
         self, key: ApiKey | None, address: str, offer: str, make: _Make, *, call_id: str | None = None
     ) -> tuple[str, str]:
-        """Open a session, answer the ``offer``, and run the call that ``make`` makes; without ``call_id`` it is a Live
-        session. Returns the id of the call and the SDP answer."""
+        """Open a session, answer the SDP ``offer``, and run the call that ``make`` creates.
+
+        Without ``call_id``, the call is a Live session. Returns the id of the call and the SDP answer.
+        """
         await asyncio.to_thread(_load_aiortc)
         from omni_ws.transport.webrtc.call import check_offer
 
@@ -264,7 +266,7 @@ class WebrtcCalls(SessionFrontEnd):
     async def _answer(
         self, session: Session, key: ApiKey | None, make: _Make, offer: str, *, live: bool
     ) -> tuple[Call, str]:
-        """Create the call of a session, attach it, and return it with the SDP answer."""
+        """Create the call of a session, and attach the call. Returns the call and the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, answer_offer, new_peer
 
         peer = new_peer(self._config.webrtc)
@@ -303,7 +305,7 @@ class WebrtcCalls(SessionFrontEnd):
         await exchange.respond(200)
 
     def _find(self, call_id: str | None, key: ApiKey | None, *, live: bool = False) -> _Running:
-        """Return the call of this id. Raises SessionNotFound if ``key`` has none."""
+        """Return the call with this id. Raises SessionNotFound if ``key`` has no such call."""
         running = self._calls.get(call_id or "")
         if running is None or running.owner != key_name(key) or running.live is not live:
             raise SessionNotFound("there is no such call", param="session_id" if live else CALL_ID)
@@ -316,7 +318,7 @@ class WebrtcCalls(SessionFrontEnd):
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
-    """Read the offer, and the session settings that came with it."""
+    """Read the SDP offer, and the session settings that come with it; {} if there are none."""
     kind = exchange.request.content_type
     session = b""
     if kind == SDP_TYPE:
@@ -335,10 +337,10 @@ async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
 
 
 def _load_aiortc() -> None:
-    """Load the module of calls, and aiortc with it. Blocks for a second if the files have to be read from a disk.
+    """Import the module of calls, and aiortc with it. Blocks for a second if the files come from a disk.
 
-    The files are read first: Python's loader would wait for the disk while it holds the interpreter lock, and thus
-    block the event loop.
+    The files are read before the import: Python's loader would wait for the disk while it holds the interpreter lock,
+    and so block the event loop.
     """
     if _CALL_MODULE not in sys.modules:
         piece = bytearray(1 << 20)

@@ -1,4 +1,4 @@
-"""The connection of one peer over Wyoming, a client of the services or a satellite: what it is answered, and how."""
+"""The connection of one peer over Wyoming, a client of the services or a satellite; and the answers it receives."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ _MUCH_FOR_A_PASS: Final = 64 * 1024
 class WyomingLink(TcpLink):
     """A TcpLink whose frames are whole events. ``accepted`` is called once the link is connected.
 
-    The peer is not read while it does not read, so that no answer to an event, such as a pong, is kept for it; if that
-    lasts for ``write_timeout`` seconds, it is a SlowConsumer. The bytes of an incomplete event are charged to
-    ``budget``.
+    While the peer does not read, its input is not read either, so that answers to its events, such as pongs, do not
+    pile up. A peer that does not read for ``write_timeout`` seconds is a SlowConsumer. The bytes of an incomplete event
+    are charged to ``budget``.
     """
 
     def __init__(self, accepted: Callable[[WyomingLink], None], *, budget: ByteBudget, write_timeout: float) -> None:
@@ -150,9 +150,10 @@ KEPT_SEC: Final = 300.0
 
 
 class Talks:
-    """The latest messages of each conversation: Home Assistant opens a connection for each sentence.
+    """The latest messages of each conversation. Home Assistant opens a new connection for each sentence.
 
-    They have at most ``max_tokens`` together. The conversation that rested for longest is forgotten first.
+    A conversation keeps at most ``max_tokens``. Of too many conversations, the one that was silent longest is
+    forgotten.
     """
 
     def __init__(self, *, max_tokens: int) -> None:
@@ -161,13 +162,13 @@ class Talks:
         self._talks: dict[str, tuple[tuple[Message, ...], float]] = {}
 
     def messages(self, name: str, *, now: float) -> tuple[Message, ...]:
-        """Return what was said in a conversation so far."""
+        """Return the messages of the conversation ``name`` so far."""
         while self._talks and self._talks[oldest := next(iter(self._talks))][1] <= now:
             del self._talks[oldest]
         return self._talks.get(name, ((), now))[0]
 
     def add(self, name: str, said: Sequence[Message], *, now: float) -> None:
-        """Add a message of the user with its answer."""
+        """Add a message of the user and its answer to the conversation ``name``."""
         messages, tokens = [*self.messages(name, now=now), *said], 0
         first = len(messages)
         while first and (tokens := tokens + estimate_tokens(messages[first - 1].text)) <= self._max_tokens:
@@ -195,7 +196,7 @@ _MAKERS: Final = {
 
 
 def describe_services(engine: Engine) -> dict[str, Any]:
-    """Return the data of ``info``."""
+    """Return the data of an ``info`` event: the services, models and voices of this server."""
     able, parts = engine.capabilities, parts_of(engine)
     llm = parts[Role.LLM.value]
 
@@ -257,7 +258,7 @@ def _heard(able: EngineCapabilities) -> list[str]:
 
 
 def _read_by(voice: str, able: EngineCapabilities) -> list[str]:
-    """Return the languages of a voice; of one that does not say, all that are spoken."""
+    """Return the languages of a voice; if the engine does not say, all languages that it speaks."""
     found = able.voice_languages.get(voice)
     if found is not None:
         language, _, region = found.partition("-")
@@ -282,7 +283,7 @@ def check_recogniser(name: str | None, engine: Engine) -> None:
 
 
 def voice_of(language: str, able: EngineCapabilities) -> str | None:
-    """Return the first voice of a language, of its region if there is one; None if no voice is known to have it."""
+    """Return the first voice of a language, if possible of its region; None if no voice is known to speak it."""
     wanted = language.replace("_", "-").lower()
     found = {voice: tag.lower() for voice, tag in able.voice_languages.items()}
     exact = (voice for voice, tag in found.items() if tag == wanted)
@@ -296,7 +297,7 @@ _PCM: Final = {"rate": SOUND.sample_rate, "width": 2, "channels": 1}
 
 
 class WyomingAnswer(ABC):
-    """The answer to one request of a peer: renders the outputs of a request as events."""
+    """The answer to one request of a peer: renders outputs of the engine as events of Wyoming."""
 
     #: Whether the connection ends with a failure: a client that waits for an answer passes over error events.
     ends_in_error = True
@@ -315,10 +316,10 @@ class WyomingAnswer(ABC):
 
 
 class SpeechToText(WyomingAnswer):
-    """Speech that is written down, piece by piece as its words are settled."""
+    """The answer to speech that is to be transcribed: sends the words as they are settled."""
 
     def __init__(self, language: str | None) -> None:
-        """``language`` is the one that the client named."""
+        """``language`` is the language that the client named; None if it named none."""
         self._language = language
         self._text = ""
         self._begun = False
@@ -348,7 +349,7 @@ class SpeechToText(WyomingAnswer):
 
 
 class _Sounding:
-    """The sound of one answer."""
+    """The audio of one answer: renders ``audio-start``, ``audio-chunk`` and ``audio-stop``."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -373,7 +374,7 @@ class _Sounding:
 
 
 class TextToSpeech(WyomingAnswer):
-    """A text that is read aloud; ``streamed`` if it comes in pieces."""
+    """The answer to a text that is to be read aloud. ``streamed``: whether the text comes in pieces."""
 
     def __init__(self, *, streamed: bool) -> None:
         self._streamed = streamed
@@ -390,7 +391,7 @@ class TextToSpeech(WyomingAnswer):
 
 
 class TextAnswered(WyomingAnswer):
-    """What a user said, as text, and its answer. ``answered`` is called with the whole answer."""
+    """The answer to a text of the user, as text. ``answered`` is called with the whole answer."""
 
     ends_in_error = False
 
@@ -421,7 +422,7 @@ class TextAnswered(WyomingAnswer):
 
 
 class SatelliteTurn(WyomingAnswer):
-    """A turn that a user speaks at a satellite, with its answer: the events that Home Assistant sends, in its order."""
+    """A spoken turn at a satellite, with its answer. Sends the events that Home Assistant sends, in the same order."""
 
     ends_in_error = False
 
@@ -440,11 +441,11 @@ class SatelliteTurn(WyomingAnswer):
         self._text = ""
 
     def hear(self, ms: float) -> None:
-        """Note that so much sound was taken."""
+        """Count ``ms`` milliseconds of audio that the satellite has sent."""
         self.heard_ms += ms
 
     def stop_listening(self) -> None:
-        """Take no more sound."""
+        """Ignore further audio of the satellite."""
         self.listening = False
 
     def speech_started(self, frame: SpeechStartedFrame) -> Iterator[bytes]:
@@ -453,7 +454,7 @@ class SatelliteTurn(WyomingAnswer):
         yield encode_event("voice-started", {"timestamp": frame.audio_ms})
 
     def speech_stopped(self, frame: SpeechStoppedFrame) -> Iterator[bytes]:
-        """Render the end of the speech, after which nothing more is heard."""
+        """Render the end of the speech. If the speech was a turn, further audio is ignored."""
         self.request_id = frame.request_id or self.request_id
         self.listening = frame.request_id is None
         yield encode_event("voice-stopped", {"timestamp": frame.audio_ms})
@@ -479,7 +480,7 @@ class SatelliteTurn(WyomingAnswer):
             yield from self.sound.stop()
 
     def _tell_words(self) -> Iterator[bytes]:
-        """Render the words of the user, which are all known as the answer begins."""
+        """Render the user's words, once: the transcript is complete when the answer begins."""
         if not self._words_told:
             self._words_told = True
             yield encode_event("transcript", {"text": self._words.strip()})
@@ -503,7 +504,7 @@ UNSERVED: Final = {"detect": "detection of wake words", "recognize": "recognitio
 
 
 def mono_pcm16(payload: bytes, pcm: PcmFields) -> bytes:
-    """Return the sound of an ``audio-chunk`` as pcm16, mono. Raises InvalidValue if it ends within a sample."""
+    """Return the audio of an ``audio-chunk`` as mono pcm16. Raises InvalidValue if the audio ends within a sample."""
     if len(payload) % (pcm.width * pcm.channels):
         raise InvalidValue("audio must be whole samples of all channels", param="payload_length")
     if pcm.width == 2 and pcm.channels == 1:
@@ -513,9 +514,9 @@ def mono_pcm16(payload: bytes, pcm: PcmFields) -> bytes:
 
 
 def answer_without_session(event: WyomingEvent, link: WyomingLink, factory: SessionFactory) -> bool:
-    """Answer an event that needs no session, and return whether it was one.
+    """Answer an event if it needs no session. Returns whether it needed none.
 
-    Raises EngineOverloaded or EngineFailed while it is not known what can be served, and InvalidValue.
+    Raises EngineOverloaded or EngineFailed while the engine is not ready, and InvalidValue.
     """
     match event.type:
         case "describe":
@@ -534,8 +535,8 @@ def answer_without_session(event: WyomingEvent, link: WyomingLink, factory: Sess
 class WyomingConnection(SoleConnection):
     """The connection of one peer with its session: takes requests, and answers them in order.
 
-    A session ends with its connection, but a ``lasting`` connection may go on without a session that was silent for too
-    long. An error ends the connection, except for a turn of a satellite, and a text to answer.
+    A session ends with its connection. A ``lasting`` connection stays open if its session ends because of silence. An
+    error ends the connection, except an error in a turn of a satellite or in the answer to a text.
     """
 
     def __init__(
@@ -563,10 +564,10 @@ class WyomingConnection(SoleConnection):
         self._again: asyncio.TimerHandle | None = None
 
     async def serve(self, first: bytes) -> bool:
-        """Serve the peer, whose ``first`` event was received before, to the end of the session.
+        """Serve the peer to the end of the session. ``first`` is an event that was received before.
 
-        Returns whether the connection goes on without it; else it is closed. ``session.attach`` must have been called
-        with this object.
+        Returns True if the connection stays open without the session; otherwise the connection is closed. Call
+        ``session.attach`` with this object before.
         """
         try:
             self.receive_message(first, is_text=False)
@@ -620,7 +621,7 @@ class WyomingConnection(SoleConnection):
             handle(self, converted(event.data, kind))
 
     def _fields(self, task: Task, *modalities: str, **given: Any) -> Mapping[str, Any]:
-        """Return the fields of ``session_config`` for requests of one kind: all that any kind sets."""
+        """Return the fields of ``session_config`` for requests of one kind. It sets all fields that any kind sets."""
         return {
             "task": task.value,
             "modalities": list(modalities),
@@ -642,7 +643,7 @@ class WyomingConnection(SoleConnection):
         self._conversation.take_ack()  # the metrics count input by them
 
     def _hear(self, event: WyomingEvent) -> None:
-        """Take sound: of a satellite, or to be written down. Sound that nobody asked for is passed over."""
+        """Take audio of a satellite, or audio to be transcribed. Ignores audio that was not announced."""
         turn = self._turn
         if not (turn.listening if turn is not None else self._hears):
             return
@@ -661,14 +662,14 @@ class WyomingConnection(SoleConnection):
             self._take(InputChunk(Modality.AUDIO, sound))
 
     def _opened(self, answer: WyomingAnswer) -> bool:
-        """Note the answer to the request whose input is open. Returns False if it was refused as it opened."""
+        """Set the answer to the request that has just opened. Returns False if the request was refused as it opened."""
         request = self._conversation.receiving
         if request is not None:
             self._answers[request.request_id] = answer
         return request is not None
 
     def _finish_empty(self, answer: WyomingAnswer) -> None:
-        """Answer what needs no request, as it has no content, once all before it is answered."""
+        """Finish an ``answer`` without a request, since there is no input, once all earlier answers are complete."""
         if len(self._answers) > (may_wait := self._conversation.limits.max_pending_requests):
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         if self._answers:
@@ -677,7 +678,7 @@ class WyomingConnection(SoleConnection):
             self._write(answer.finish())
 
     def _check_streams(self) -> None:
-        """Raise InvalidValue where all input is that of a satellite."""
+        """Raise InvalidValue if this is the connection of a satellite, whose input is only that of its pipelines."""
         if self._is_satellite:
             raise InvalidValue("this connection runs pipelines: stream to the services over another", param="type")
 
@@ -693,7 +694,7 @@ class WyomingConnection(SoleConnection):
             self._expect_sound()
 
     def _expect_sound(self) -> None:
-        """Expect the sound of a new speech, instead of the rest of one that was not ended."""
+        """Expect the audio of new speech. If earlier speech was not ended, its request is cancelled."""
         self._check_streams()
         if self._reading is not None:
             raise InvalidValue("a text to synthesize is not complete: end it with synthesize-stop", param="type")
@@ -714,7 +715,7 @@ class WyomingConnection(SoleConnection):
         self._hears = self._opened(SpeechToText(language))
 
     def _end_sound(self, fields: NoFields) -> None:
-        """End the speech to write down, or that of a satellite, which is heard to its end first."""
+        """End the audio: of speech to transcribe, or of a satellite, once turn detection has heard all of it."""
         turn, listener = self._turn, self._conversation.listener
         if turn is not None and turn.listening:
             turn.stop_listening()
@@ -734,7 +735,7 @@ class WyomingConnection(SoleConnection):
     # text to speech
 
     def _speech(self, fields: SpeechFields) -> Mapping[str, Any]:
-        """Return the configuration that reads a text aloud. Raises InvalidValue or UnsupportedParameter."""
+        """Return the session settings to read a text aloud. Raises InvalidValue or UnsupportedParameter."""
         if fields.text_format not in (None, "text"):
             raise UnsupportedParameter("text to synthesize must be plain", param="text_format")
         wanted = fields.voice or VoiceFields()
@@ -817,7 +818,7 @@ class WyomingConnection(SoleConnection):
     # turns of satellites
 
     def _run(self, pipeline: PipelineFields) -> None:
-        """Run a pipeline, instead of the one that runs."""
+        """Run a pipeline. It replaces a pipeline that is still running."""
         self._is_satellite = True
         if pipeline.start_stage != "asr":
             what = "detects no wake words" if pipeline.start_stage == "wake" else "hears satellites"
@@ -831,7 +832,7 @@ class WyomingConnection(SoleConnection):
         self._write([encode_event("transcribe")])
 
     def _leave_turn(self) -> None:
-        """Leave a turn, if one is not complete. The sound of the next one does not follow on that of the last."""
+        """Cancel an incomplete turn, and separate the audio of the next turn from that of the last."""
         if self._turn is not None:
             self._conversation.cancel()
         self._conversation.configure({"turn_detection": None})
@@ -864,7 +865,7 @@ class WyomingConnection(SoleConnection):
         )
 
     def _end_turn(self) -> None:
-        """End the turn, and expect the next one if the satellite wants that: once its user has heard the answer."""
+        """End the turn. If the satellite wants to restart, expect the next turn once the user has heard the answer."""
         if self._again is not None:
             return  # it has ended before
         turn, self._turn = self._turn, None
@@ -949,7 +950,7 @@ class WyomingConnection(SoleConnection):
             self._session.recording.sound(chunk.payload, SOUND, by_user=False, request_id=chunk.request_id)
 
     def _finished(self, final: FinalChunk) -> Iterator[bytes]:
-        """Render the end of a request."""
+        """Render the end of a request, and the empty answers that waited for it."""
         answer = self._answer_to(final.request_id)
         self._answers.pop(final.request_id, None)
         failed = final.finish_reason is FinishReason.ERROR

@@ -1,4 +1,4 @@
-"""The front end of Wyoming: listens for clients, connects to satellites, and opens a session for what a peer asks."""
+"""The front end of Wyoming: listens for clients, connects to satellites, and opens sessions for their requests."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RECONNECT_SEC: Final = 10.0
 
 
 class WyomingServices(SessionFrontEnd):
-    """The front end of Wyoming, whose peers have no keys: ``wyoming.key`` is the one whose limits count."""
+    """The front end of Wyoming. Its peers present no keys: the limits of the key ``wyoming.key`` apply to them."""
 
     def __init__(self, app: Application) -> None:
-        """Raises ConfigurationError if there is no key of the configured name."""
+        """Raises ConfigurationError if no key has the configured name."""
         super().__init__(app, Sessions(app.sessions, origin=WYOMING_ORIGIN, grace=0))
         self._settings = self._config.wyoming
         name = self._settings.key
@@ -56,7 +56,7 @@ class WyomingServices(SessionFrontEnd):
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on; None if the server does not listen for Wyoming."""
+        """The port on which the server listens for Wyoming; None if it does not listen."""
         return self._port.number
 
     async def open_ports(self) -> None:
@@ -88,7 +88,7 @@ class WyomingServices(SessionFrontEnd):
         return lobby
 
     async def _serve(self, link: WyomingLink, lobby: Lobby, *, satellite: bool = False) -> None:
-        """Serve a connection to its close. That of a ``satellite`` stays open without a session, for hours."""
+        """Serve a connection to its close. The connection to a ``satellite`` may be without a session for hours."""
         timeout = None if satellite else self._config.streaming_input.session_timeout_sec
         link.limit_input(self._sessions.admission.input_pace(self._key))
         try:
@@ -137,7 +137,7 @@ class WyomingServices(SessionFrontEnd):
         return link, lobbies[0]
 
     async def _seek(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Await something for which a drain does not wait: it cancels the task."""
+        """Await ``waiting``. A drain cancels the current task meanwhile, instead of waiting for it."""
         task = asyncio.current_task()
         assert task is not None
         if self._draining:
@@ -150,7 +150,7 @@ class WyomingServices(SessionFrontEnd):
             self._seeking.discard(task)
 
     async def _visit(self, link: WyomingLink, lobby: Lobby) -> None:
-        """Serve a satellite until the connection is lost."""
+        """Serve a satellite until its connection is lost."""
         link.write_message(encode_event("run-satellite"), is_text=False)
         pinging = _ping(link, PeerRounds.configured(self._config.streaming_input).settings)
         pings = asyncio.create_task(pinging, name="pings of a satellite")
@@ -187,9 +187,9 @@ class WyomingServices(SessionFrontEnd):
 
 
 async def _ping(link: WyomingLink, settings: KeepAliveSettings) -> None:
-    """Ping a silent satellite, and abort the connection to one that does not answer.
+    """Ping a silent satellite, and abort the connection if the satellite does not answer.
 
-    While what it has yet to read stops the server from reading, its silence means nothing: see WyomingLink.
+    While unsent output pauses reading from the satellite (see WyomingLink), its silence means nothing.
     """
     loop = link.loop
     alive = KeepAlive(settings, now=loop.time())
@@ -213,7 +213,7 @@ _OF_SESSIONS: Final = frozenset({"transcribe", "audio-start", "transcript", "run
 
 
 class Lobby:
-    """A FrameReceiver that answers what needs no session, up to the first event that does."""
+    """A FrameReceiver for a connection without a session: answers events until one needs a session."""
 
     def __init__(self, link: WyomingLink, factory: SessionFactory) -> None:
         self._link = link
@@ -226,9 +226,9 @@ class Lobby:
         link.attach(self)
 
     async def first_request(self, timeout: float | None) -> bytes | None:
-        """Wait for the event that needs a session; None if the peer disconnects before one.
+        """Wait for the first event that needs a session; None if the peer disconnects before.
 
-        Raises SessionTimeout if no event comes for ``timeout`` seconds, and the error of a peer that is refused.
+        Raises SessionTimeout if no event comes for ``timeout`` seconds, and the error given to ``refuse``.
         """
         while not self._first.done():
             left = None if timeout is None else self._heard_at + timeout - self._loop.time()
@@ -266,10 +266,10 @@ class Lobby:
             self._first.set_result(None)
 
     def receive_pong(self, data: bytes) -> None:
-        """Do nothing: Wyoming's pongs are messages."""
+        """Do nothing: in Wyoming, pongs are ordinary events."""
 
     def reading_changed(self) -> None:
-        """Do nothing: what the peer is read for does not depend on it."""
+        """Do nothing: the time-out counts whole events, whether or not the socket is read."""
 
     def resume_output(self) -> None:
         """Do nothing: no output waits."""
