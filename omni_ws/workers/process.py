@@ -19,7 +19,7 @@ from omni_ws.workers.worker import (
 
 
 def main(arguments: list[str]) -> int:
-    """Serve as a worker until that ends, and return the exit status."""
+    """Run a worker until it ends, and return the exit status."""
     channel, counts = map(int, arguments)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # SIGHUP is for the supervisor, which replaces its workers
     for descriptor in (channel, counts):

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
-    """Run a server of ``config.workers`` processes; otherwise like ``launch_server``."""
+    """Run a server of ``config.workers`` processes. Arguments and result are those of ``launch_server``."""
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
@@ -76,7 +76,11 @@ _LOOKS_UNTIL_TOLD: Final = _LOOKS // 3
 
 
 class Supervisor:
-    """The parent process of the workers. It serves no requests itself."""
+    """The parent process of the workers. It serves no requests itself.
+
+    Each of the ``config.workers`` workers has a *seat*, from 0; a worker that ends or is replaced leaves its seat to a
+    successor.
+    """
 
     def __init__(self, config: ServerConfig, keys: tuple[ApiKey, ...]) -> None:
         self._config = config
@@ -104,7 +108,7 @@ class Supervisor:
         self._replacing = False
 
     async def run(self, listening: Callable[[int], object] | None = None) -> int:
-        """Serve until a signal, and return the exit status. Raises OSError if the port is taken."""
+        """Serve until a signal, and return the exit status. Raises OSError if the port is in use."""
         await self._open_port()
         for number, action in (
             *((one, self._stopped) for one in (signal.SIGTERM, signal.SIGINT)),
@@ -195,11 +199,15 @@ class Supervisor:
 
     @property
     def _open_connections(self) -> int:
-        """The number of connections of all workers, with those that are on their way to one."""
+        """The number of connections of all workers, including those that are on their way to a worker."""
         return sum(one.row.all_connections for one in self._members)
 
     def _least_loaded(self, *, beside: Member | None = None) -> Member | None:
-        """Return the worker for the next connection: one that takes sessions, or else one that can at least refuse."""
+        """Return the worker for the next connection, other than ``beside``; None if no worker can take one.
+
+        It is the least loaded of the workers that take new sessions; if there are none, of those that can at least
+        refuse.
+        """
         found = [one for one in self._members if one.listening and one.is_alive and one is not beside]
         found = [one for one in found if not one.row.hung] or found
         willing = [one for one in found if one.takes_sessions] or [one for one in found if not one.leaving] or found
@@ -220,7 +228,7 @@ class Supervisor:
             (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
 
     def _give_to_others(self, ended: Member) -> None:
-        """Give connections that were on their way to a worker that has ended to other workers, if there are any."""
+        """Give the connections that were on their way to ``ended``, a worker that has ended, to other workers."""
         for connection in ended.take_back():
             member = self._least_loaded()
             if member is None:
@@ -257,7 +265,7 @@ class Supervisor:
     # life of the workers
 
     async def _fill(self, seat: int, before: Member | None) -> None:
-        """Start a worker in the place of ``before``. If another worker has got the seat meanwhile, end it."""
+        """Start a worker to take ``seat`` from ``before``. If the seat was taken meanwhile, end the new worker."""
         member = await self._start_member(seat)
         if self._seated.get(seat) is before:
             self._seated[seat] = member
@@ -265,7 +273,7 @@ class Supervisor:
             member.leave(signal.SIGTERM)
 
     async def _start_member(self, seat: int) -> Member:
-        """Start a worker, but do not give it the seat."""
+        """Start a worker for ``seat``, without giving it the seat yet."""
         serial = seat + 1 + self._serials[seat] * self._wanted
         self._serials[seat] += 1
         row = self._counts.take_row(serial)
@@ -301,7 +309,7 @@ class Supervisor:
         )
 
     async def _watch(self, member: Member) -> None:
-        """Wait for the end of a worker, and replace the worker if it was not told to end."""
+        """Wait for the end of a worker, and replace it if it was not told to end."""
         begun = self._loop.time()
         status = await member.wait()
         self._members.remove(member)
@@ -329,7 +337,7 @@ class Supervisor:
         await self._start_again(member)
 
     async def _start_again(self, ended: Member) -> None:
-        """Start a worker in the place of one that has ended, unless another has the seat or the server stops."""
+        """Start a worker in the seat of one that has ended, unless another has the seat or the server stops."""
         while self._seated.get(ended.seat) is ended and not self._stop.is_set():
             try:
                 await self._fill(ended.seat, ended)
@@ -338,9 +346,9 @@ class Supervisor:
                 await asyncio.sleep(self._backoffs[ended.seat].next())
 
     async def _watch_answers(self) -> None:
-        """Check at intervals that each worker answers: report one that does not, and kill it in the end.
+        """Check at intervals that each worker answers. Report a worker that does not answer, and finally kill it.
 
-        Checks are counted instead of time: if this process was held up itself, its workers have not been silent.
+        The checks are counted, not the time: if this process itself was blocked, the workers have not been silent.
         """
         while True:
             await asyncio.sleep(self._config.worker_hang_timeout_sec / _LOOKS)
@@ -374,7 +382,7 @@ class Supervisor:
         self._spawn(self._replace_each())
 
     async def _replace_each(self) -> None:
-        """Replace one worker after the other: each is told to drain when its successor takes sessions."""
+        """Replace the workers one after another. Each is told to drain once its successor takes sessions."""
         try:
             for seat in range(self._wanted):
                 successor = await self._start_member(seat)
@@ -396,7 +404,7 @@ class Supervisor:
             self._replacing = False
 
     async def _end(self, member: Member) -> None:
-        """Wait until a worker that was told to end has ended; after a time-out kill it."""
+        """Wait for the end of a worker that was told to end; kill it after a time-out."""
         limit = self._config.drain_timeout_sec + CLOSING_SEC
         try:
             async with asyncio.timeout(limit):
@@ -456,9 +464,9 @@ _LAST_MESSAGES_SEC: Final = 5.0
 
 
 class Member:
-    """A worker process, seen from the supervisor.
+    """A worker process, as the supervisor sees it.
 
-    ``received`` is called with its messages, and ``on_room`` when no more messages to it are waiting.
+    ``received`` is called with the worker's messages, and ``on_room`` when no messages to it are queued any more.
     """
 
     def __init__(
@@ -494,7 +502,7 @@ class Member:
         self.channel: ProcessChannel
 
     async def start(self, counts: int) -> None:
-        """Start the process, which maps the file with the descriptor ``counts``."""
+        """Start the process. ``counts`` is the descriptor of the file with the shared counts, which it maps."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         # A program that finds the package by other means than the environment has workers that find it, too.
         path = os.pathsep.join(place or os.curdir for place in sys.path)
@@ -519,9 +527,10 @@ class Member:
         self._received(self, message)
 
     def silent_looks(self) -> int:
-        """Check whether the worker answers, and ask it again. Return how many checks in a row it has not answered.
+        """Check whether the worker answers, and ask it again. Returns how many checks in a row it has not answered.
 
-        A worker that does not listen yet may compute for long before its event loop runs; then its CPU time counts.
+        A worker that does not listen yet may compute for long before its event loop runs: it counts as silent only
+        while it uses no CPU time.
         """
         if not self.listening and (used := _processor_sec(self.pid)) != self._used:
             self._used, self._silent_looks = used, 0
@@ -534,7 +543,7 @@ class Member:
     async def wait(self) -> int:
         """Wait until the process has ended and all its messages have arrived.
 
-        Returns its exit status; if negative, the signal that killed it.
+        Returns the exit status, or the negative number of the signal that killed the process.
         """
         status = await self._process.wait()
         try:
@@ -551,7 +560,7 @@ class Member:
 
     @property
     def load(self) -> int:
-        """The number of the worker's connections and sessions, with the connections on their way to it."""
+        """The number of the worker's connections and sessions, including connections on their way to it."""
         return self.row.connections + self.row.slots + self.row.given - self.row.received
 
     @property
@@ -570,11 +579,11 @@ class Member:
         self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
 
     def taken(self) -> None:
-        """Record that the worker has taken the oldest of the connections on their way to it."""
+        """Record that the worker has taken the oldest connection that was on its way to it."""
         os.close(self._untaken.popleft().descriptor)
 
     def take_back(self) -> list[GivenConnection]:
-        """Return the connections that a worker that has ended did not take. The caller owns their descriptors."""
+        """Return the connections that an ended worker has not taken. The caller owns their descriptors."""
         back = list(self._untaken)
         self._untaken.clear()
         return back
@@ -584,12 +593,12 @@ class Member:
         self.listening = True
 
     def leave(self, number: int) -> None:
-        """End the worker by a signal; it is not replaced."""
+        """End the worker with the signal ``number``. It will not be replaced."""
         self.leaving = True
         self.signal(number)
 
     def retire(self) -> None:
-        """Tell the worker to finish its open work: a successor has its place."""
+        """Tell the worker to finish its open work, since a successor has its seat."""
         self.leaving = True
         self.channel.send(MessageKind.RETIRE)
 
@@ -607,7 +616,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenConnection:
-    """A connection on its way to a worker: its file descriptor, and the bytes that other workers have read from it."""
+    """A connection on its way to a worker: its file descriptor, and the bytes that another worker has read from it."""
 
     descriptor: int
     received: bytes = b""
@@ -615,7 +624,7 @@ class GivenConnection:
 
 
 def _processor_sec(pid: int) -> float:
-    """Return the CPU time of a process in seconds; without /proc, the monotonic clock, which always advances."""
+    """Return the CPU time of a process in seconds; without /proc, the time of the monotonic clock."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -636,7 +645,7 @@ REMEMBERED: Final = frozenset({KNOW_SECRET})
 
 
 class Questions:
-    """Sends the questions of one worker to the others, and keeps the metrics of workers that have ended."""
+    """Passes the questions of one worker to the other workers, and keeps the metrics of workers that have ended."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
@@ -645,7 +654,7 @@ class Questions:
         self._ended: list[Family] = []
 
     def tell(self, member: Member) -> None:
-        """Send the remembered questions to a worker that now listens."""
+        """Send the remembered questions to a worker that has just begun to listen."""
         for one in self._still_true():
             member.ask(_NO_ANSWER, pickle.dumps(one))
 
@@ -654,7 +663,7 @@ class Questions:
         return self._remembered
 
     async def ask(self, asker: Member, number: int, payload: bytes, others: Iterable[Member]) -> None:
-        """Send a question to ``others``, and their answers to the worker ``asker``."""
+        """Send a question to the workers ``others``, and send their answers to the worker ``asker``."""
         question, argument = pickle.loads(payload)
         if question in REMEMBERED:
             self._still_true().append((question, argument))
@@ -691,14 +700,14 @@ class Questions:
         return answer
 
     def answered(self, number: int, payload: bytes) -> None:
-        """Record the answer of a worker to the question with this number."""
+        """Record a worker's answer to the question with this number."""
         if number in self._waiting:
             _, waiting = self._waiting[number]
             if not waiting.done():
                 waiting.set_result(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
-        """Add the metrics of a worker that has ended to the sum, and stop waiting for answers from it."""
+        """Add the metrics of an ended worker to the sum, and stop waiting for its answers."""
         self._ended = summed([self._ended, member.counted])
         for other, waiting in self._waiting.values():
             if other is member and not waiting.done():

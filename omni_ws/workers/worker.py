@@ -1,6 +1,6 @@
-"""Worker: the process's side of a server with several workers; and ProcessChannel, by which it reaches the supervisor.
+"""Worker: one process of a server with several workers; and ProcessChannel, its channel to the supervisor.
 
-The channel is a Unix socket, over which messages pass with open connections.
+The channel is a Unix socket. Its messages may carry open connections, as file descriptors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READ_DESCRIPTORS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages, and the meaning of their number and payload. Some also carry an open connection."""
+    """The kinds of messages. The comments give the meaning of number and payload; some messages carry a connection."""
 
     #: To a worker: the settings to start with (payload).
     START = auto()
@@ -83,7 +83,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A message that has arrived. The receiver owns ``descriptor``, which is None if this process can open no more."""
+    """A received message. Its receiver owns ``descriptor``, which is None if this process can open no more files."""
 
     kind: MessageKind
     number: int = 0
@@ -99,7 +99,7 @@ class _Waiting:
     is_ours: bool
 
     def advance(self, sent: int) -> bool:
-        """Drop the first ``sent`` bytes; the descriptor was sent with them. Return whether any bytes are left."""
+        """Drop the first ``sent`` bytes; the descriptor was sent with them. Returns whether any bytes are left."""
         self.close_descriptor()
         self.data = self.data[sent:]
         return bool(self.data)
@@ -114,7 +114,7 @@ class ProcessChannel:
     """One end of the channel between the supervisor and a worker, which sends and receives messages.
 
     ``received`` is called with each message, and ``closed`` when the other end is closed. Messages that cannot be sent
-    yet are queued; ``waiting`` is their number. ``on_room`` is called when none is left.
+    yet are queued; ``waiting`` is their number. ``on_room`` is called when no message is queued any more.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class ProcessChannel:
     ) -> None:
         """Send a message.
 
-        ``descriptor`` is closed here after it was sent, or if it cannot be sent, unless it is ``lent``: then the caller
-        keeps it open until the other end has it.
+        This process closes ``descriptor`` after sending it, or if it cannot be sent. A ``lent`` descriptor stays open:
+        the caller closes it once the other end has received it.
         """
         head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
         message = _Waiting(memoryview(head + payload), descriptor, not lent)
@@ -166,14 +166,14 @@ class ProcessChannel:
             self._write()
 
     def finish(self) -> None:
-        """Send the queued messages, however long that takes, and close. Blocks."""
+        """Send the queued messages, however long that takes, and close the channel. Blocks."""
         if self._open:
             self._socket.setblocking(True)
             self._write()
             self.close()
 
     def close(self) -> None:
-        """Send no more, and close the descriptors of queued messages. Idempotent."""
+        """Close the channel, and the descriptors of queued messages, which are not sent. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -280,7 +280,7 @@ ROWS_PER_WORKER: Final = 3
 
 
 def shared_counts(file: IO[bytes], config: ServerConfig, keys: Sequence[ApiKey], wanted: int) -> SharedCounts:
-    """Return the shared counts, in this file, of a server with these settings."""
+    """Return the SharedCounts in ``file`` for a server with these settings and ``wanted`` workers."""
     names = [key.name for key in keys]
     return SharedCounts(file, rows=ROWS_PER_WORKER * wanted, slots=config.limits.max_sessions, keys=names)
 
@@ -302,7 +302,7 @@ _GROWING: Final = frozenset({"counter", "histogram", "summary"})
 
 
 def as_families(metrics: Iterable[Metric]) -> list[Family]:
-    """Convert metrics to the form in which workers send them."""
+    """Convert metrics to the form in which workers send them: see Family."""
     return [
         (
             metric.name,
@@ -326,7 +326,7 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
 
 
 def growing(families: Iterable[Family]) -> list[Family]:
-    """Return the metrics that outlive a worker: counters and histograms."""
+    """Return the metrics that must outlive a worker: counters and histograms, which only grow."""
     return [family for family in families if family[2] in _GROWING]
 
 
@@ -355,7 +355,7 @@ NOTE_INTERVAL_SEC: Final = 0.25
 
 
 class Worker(WorkerGroup):
-    """This process as one of several workers; its channel leads to the supervisor."""
+    """This process, as one of several workers. Its channel leads to the supervisor."""
 
     def __init__(self, start: WorkerStart, counts: SharedCounts, end: socket.socket) -> None:
         super().__init__(start.serial, start.wanted, counts, counts.rows[start.row])
@@ -375,7 +375,8 @@ class Worker(WorkerGroup):
     def serve(self, make: Callable[[], FrontDoor], note: Callable[[], tuple[WorkerState, int, int, int]]) -> None:
         """Serve connections from now on, each with a protocol that ``make`` creates.
 
-        ``note`` returns the state, and the numbers of open connections, of WebSockets, and of requests in the engine.
+        ``note`` returns the worker's state and three numbers: of open connections, of WebSockets, and of requests in
+        the engine.
         """
 
         def write() -> None:
@@ -389,7 +390,7 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.LISTENING)
 
     def changed(self) -> None:
-        """Record at once what the worker does."""
+        """Publish the worker's state and numbers now, instead of at the next interval."""
         self._note()
 
     def _tick(self) -> None:
@@ -411,7 +412,10 @@ class Worker(WorkerGroup):
     # connections
 
     def destination(self, target: bytes) -> int | None:
-        """Return the number of the worker for a request for ``target``; 0 for any other one; None for this one."""
+        """Return the number of the worker that must serve a request for ``target``.
+
+        None means this worker; 0 means any other worker, since this one is being replaced.
+        """
         found = _ID.search(target)
         if found is None:
             return 0 if self._retiring else None
@@ -421,7 +425,7 @@ class Worker(WorkerGroup):
         return serial
 
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give away an open connection, by its file descriptor, with the bytes that were read from it."""
+        """Pass an open connection (its descriptor) and the bytes read from it on to the worker numbered ``serial``."""
         self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
 
     def _take(self, message: WorkerMessage) -> None:
@@ -490,7 +494,7 @@ class Worker(WorkerGroup):
         return as_metrics(summed([families, *filter(None, others)]))
 
     def _abandoned(self) -> None:
-        """End this worker: the supervisor is gone, so there will be no more connections."""
+        """End this worker: the supervisor is gone, so no more connections will come."""
         logger.error("the supervisor has gone")
         for waiting in self._questions.values():
             if not waiting.done():
@@ -507,7 +511,7 @@ class Worker(WorkerGroup):
 
 
 def unreachable_socket() -> socket.socket:
-    """Return a listening socket that never gets a connection: its name is removed."""
+    """Return a listening socket to which nobody can connect, since its name was removed."""
     with tempfile.TemporaryDirectory() as folder:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(os.path.join(folder, "none"))
@@ -531,7 +535,7 @@ def join(
     door: type[ServerConnection],
     options: dict[str, Any],
 ) -> None:
-    """Let ``server`` serve the worker's connections, each as a ``door`` with these ``options``."""
+    """Let ``server`` serve the worker's connections. Each gets a protocol made by ``door`` with ``options``."""
     deflate = app.config.streaming_input.permessage_deflate
 
     def make() -> FrontDoor:
