@@ -1,1 +1,1 @@
-"""The command ``omni-ws mcp``: an MCP server by which programs speak with, listen to and ask people and models."""
+"""The command ``omni-ws mcp``: an MCP server by which programs speak, listen, and ask people and models."""

@@ -1,4 +1,4 @@
-"""The command ``omni-ws mcp``."""
+"""The command ``omni-ws mcp``: its options, its transports, and ProgramVoice, which does the work of the tools."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _key(parser: argparse.ArgumentParser, file: Path | None, environ: Mapping[str, str]) -> str:
-    """Return the key of HTTP. Exits without one."""
+    """Return the key that clients over HTTP must present. Exits if none is configured, or it is too short."""
     try:
         key = environ.get(_KEY_VARIABLE, "") if file is None else file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -167,7 +167,7 @@ async def _over_http(server: Server[Any], port: int, key: str) -> None:
 
 
 class KeyNeeded:
-    """An ASGI application that lets requests with the key through, and answers others with status 401."""
+    """ASGI middleware that passes requests with the key on, and answers other requests with the status 401."""
 
     def __init__(self, app: Any, key: str) -> None:
         self._app = app
@@ -201,7 +201,7 @@ _SPEECH: Final = {"task": "speech", "modalities": ["audio"]}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceOptions:
-    """What an operator allows, and the server to use; without a ``url`` one is found, or started."""
+    """What the operator allows, and the server to use. If ``url`` is None, a server is found or started."""
 
     environ: Mapping[str, str]
     microphone: bool = False
@@ -214,7 +214,10 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer or a text that was spoken. ``sound`` is None if it was played; else why it was not, if it should."""
+    """A text that was spoken, or an answer. ``sound`` is its audio, None if the audio was played.
+
+    ``why_unplayed`` is the reason why it was not played, if it should have been.
+    """
 
     text: str
     seconds: float
@@ -223,7 +226,7 @@ class Said:
 
 
 class ProgramVoice:
-    """Speaks, listens and asks, as an asynchronous context that ends the server that it started.
+    """Speaks, listens and asks for the tools. As an asynchronous context manager, it ends a server that it has started.
 
     Its methods raise OmniError, ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
     """
@@ -243,7 +246,7 @@ class ProgramVoice:
         await self._server.aclose()
 
     async def ready(self) -> str:
-        """Return the URL of the server, which is found or started first."""
+        """Return the URL of the voice server. The first call finds or starts the server."""
         async with self._finding:
             if self._url is None:
                 options = self._options
@@ -253,21 +256,21 @@ class ProgramVoice:
             return self._url
 
     async def speak(self, text: str, *, play: bool, voice: str | None = None) -> Said:
-        """Speak a text on the loudspeaker; without one, or without ``play``, return the sound."""
+        """Speak a text on the loudspeaker. Without a loudspeaker, or without ``play``, return the audio."""
         return await self._said(_SPEECH, text, play=play, voice=voice)
 
     async def ask(self, message: str, *, play: bool, voice: str | None = None) -> Said:
-        """Return what the server answers to a message, spoken as in ``speak``."""
+        """Return the server's answer to a message, spoken as by ``speak``."""
         return await self._said({"modalities": ["text", "audio"]}, message, play=play, voice=voice)
 
     async def listen(self, seconds: float) -> str:
-        """Return what is said into the microphone in one turn; empty if nothing is said within ``seconds``."""
+        """Return the words that a person speaks in one turn; "" if nobody speaks within ``seconds``."""
         self._check_microphone()
         async with self._devices:
             return await self._listen(seconds)
 
     async def ask_person(self, question: str, seconds: float, *, voice: str | None) -> str:
-        """Speak a question on the loudspeaker, and return what is said to it."""
+        """Speak a question on the loudspeaker, and return the words of the spoken answer; "" if there is none."""
         self._check_microphone()
         async with self._devices:
             with closing(LoudspeakerDevice(self._options.output_device)) as speaker:
@@ -275,7 +278,7 @@ class ProgramVoice:
             return await self._listen(seconds)
 
     async def hear_file(self, name: str) -> str:
-        """Return the words in a WAV file of the folder that the operator has named."""
+        """Return the words in a WAV file, which must be in the folder that the operator allows."""
         audio = await asyncio.to_thread(self._read, name)
         sound = {"format": "pcm16", "sample_rate": audio.sample_rate, "channels": audio.channels}
         async with self._session({"task": "transcribe", "input_audio": sound}) as session:
@@ -283,7 +286,7 @@ class ProgramVoice:
             return (await session.answer()).transcript.strip()
 
     def _check_microphone(self) -> None:
-        """Raise UnsupportedParameter where the operator allows no microphone."""
+        """Raise UnsupportedParameter if the operator does not allow the microphone."""
         if not self._options.microphone:
             raise UnsupportedParameter(
                 "the microphone is off: only who starts `omni-ws mcp` can allow it, with --mic", param="--mic"
@@ -328,7 +331,7 @@ class ProgramVoice:
             yield session
 
     async def _forget(self, url: str) -> None:
-        """Have the next call look for a server again: the one that was found is gone."""
+        """Let the next call look for a server again, since the server at ``url`` is gone."""
         async with self._finding:
             if self._url == url and self._options.url is None:
                 self._url = None
@@ -347,7 +350,7 @@ class ProgramVoice:
                 return await self._answered(config, text, speaker)
 
     async def _answered(self, config: Mapping[str, Any], text: str, speaker: LoudspeakerDevice | None) -> Said:
-        """Send a text, and return what is said to it: on the loudspeaker, or as sound."""
+        """Send a text, and return the answer to it. The answer is played by ``speaker``, or returned as audio."""
         output = {"format": "pcm16", "sample_rate": _RATE if speaker is None else speaker.sample_rate}
         async with self._session({**config, "output_audio": output}) as session:
             await session.send_text(text, end=True)
@@ -379,12 +382,12 @@ class ProgramVoice:
 
 
 async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, seconds: float) -> str:
-    """Return the first words of a turn, or none after ``seconds`` of sound."""
+    """Return the words of the first turn that has any; "" if there is none within ``seconds`` of audio."""
     is_speaking = False
     close = _opened(microphone)
 
     async def send() -> None:
-        """Send what is heard, up to the end of the time; a turn that goes on then is cut off there."""
+        """Send the microphone's audio for ``seconds``. A turn that goes on longer is cut off there."""
         try:
             async with aclosing(_recorded(microphone, seconds)) as stream:
                 async for piece in stream:
@@ -423,7 +426,7 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
 
 
 def _opened(microphone: MicrophoneDevice) -> Callable[[], None]:
-    """Start a microphone, and return what stops it. The terminal shows both."""
+    """Start a microphone, and return the function that stops it. Start and stop are reported on the terminal."""
     is_open = True
 
     def close() -> None:

@@ -80,7 +80,7 @@ _Arguments = TypeVar("_Arguments", bound=msgspec.Struct)
 
 
 def mcp_server(voice: ProgramVoice) -> Server[Any]:
-    """Return the MCP server with the three tools."""
+    """Return the MCP server with its three tools."""
 
     async def listed(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(name, taken) for name, (taken, _) in _TOOLS.items()])
@@ -109,7 +109,7 @@ def _tool(name: str, taken: type[msgspec.Struct]) -> types.Tool:
 
 
 def _read(taken: type[_Arguments], arguments: Mapping[str, Any]) -> _Arguments:
-    """Check the arguments of a call. Raises InvalidValue."""
+    """Decode the arguments of a tool call as ``taken``. Raises InvalidValue."""
     try:
         return msgspec.convert(arguments, taken)
     except msgspec.ValidationError as error:
@@ -164,7 +164,10 @@ def _sound(sound: Pcm16 | None) -> list[types.ContentBlock]:
 
 
 def _failed(error: Exception) -> types.CallToolResult:
-    """Return an error of a tool, which the model of the program reads; its code is one of protocol/error_codes.md."""
+    """Return an error of a tool as its result, for the model that has called the tool.
+
+    The error's code is one of those in protocol/error_codes.md.
+    """
     match error:
         case OmniError():
             told = error

@@ -1,6 +1,6 @@
-"""The command ``omni-ws talk``, and the server that it talks to.
+"""The command ``omni-ws talk``, and the choice of the server that it talks to.
 
-That is the one on the default port, one of its own, or one of the Realtime API.
+This is the server on the default port, a server that the command starts, or a server of the Realtime API.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _LOOK_SEC: Final = 5.0
 
 @asynccontextmanager
 async def found_server(*, api_key: str | None, environ: Mapping[str, str]) -> AsyncIterator[str]:
-    """Yield the URL of the server on the default port or, if there is none, of one that runs during the block.
+    """Yield the URL of the server on the default port; if there is none, run a server during the block.
 
-    Raises NoServer if its own does not start, and the error of a server that refuses the session.
+    Raises NoServer if this server does not start, and the error of a server that refuses the session.
     """
     if await _answers(api_key):
         yield DEFAULT_URL
@@ -83,7 +83,7 @@ async def found_server(*, api_key: str | None, environ: Mapping[str, str]) -> As
 
 
 async def _fetch(config: ServerConfig) -> None:
-    """Fetch weights in a daemon thread, whose end an interrupted command does not wait for."""
+    """Fetch the weights that the server needs, in a daemon thread, so that an interrupted command can end."""
     loop, fetched = asyncio.get_running_loop(), asyncio.Event()
 
     def fetch() -> None:
@@ -98,7 +98,7 @@ async def _fetch(config: ServerConfig) -> None:
 
 
 async def _answers(api_key: str | None) -> bool:
-    """Return whether a server of this protocol is on the default port; wait for one that starts."""
+    """Return whether an omni_ws server is on the default port. Waits for a server that is starting."""
     await until_started(Target.parse(DEFAULT_URL))
     try:
         async with connect(DEFAULT_URL, api_key=api_key, open_timeout=_LOOK_SEC):
@@ -154,7 +154,7 @@ def _key_variable(options: argparse.Namespace) -> str:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options, whether the microphone is the source (``live``), and the session's ``settings``."""
+    """Return the options, with ``live`` (the microphone is the source) and ``settings`` (of the session) added."""
     parser = argparse.ArgumentParser(
         prog="omni-ws talk",
         usage="omni-ws talk [options]   speak, and hear the answer; q and Enter leave",
@@ -213,7 +213,7 @@ def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace, *
 
 
 def _settings(options: argparse.Namespace, *, is_open: bool) -> dict[str, Any]:
-    """Build the session configuration from the command line. Raises ValueError."""
+    """Build the session's settings from the command line. Raises ValueError."""
     fields: dict[str, Any] = {}
     for setting in options.config:
         key, equals, value = setting.partition("=")
@@ -308,7 +308,7 @@ async def _converse(
     microphone: MicrophoneDevice | None,
     loudspeaker: LoudspeakerDevice | None,
 ) -> int:
-    """Talk by the means that the options name, and return the exit status."""
+    """Talk in the way that the options choose, and return the exit status."""
     typed = options.text is not None and not options.json
     display = PlainDisplay(times=options.text != _TYPED) if typed else make_display(as_json=options.json)
     listener = AnswerListener(display, loudspeaker, interruptible=_is_interruptible(session))
@@ -334,7 +334,7 @@ def _is_interruptible(session: ClientSession | RealtimeSession) -> bool:
 
 
 def _introduce(session: ClientSession | RealtimeSession, display: JsonDisplay, *, live: bool) -> None:
-    """Tell which session this is; in a conversation also who works on the server, and what would be better."""
+    """Show the session; in a conversation (``live``) also which parts serve it, and what the server advises."""
     if isinstance(session, RealtimeSession):
         model = session.created.get("model")
         display.show("session", session_id=session.created.get("id"), model=model)
@@ -365,7 +365,7 @@ async def _ask(session: TalkSession, options: argparse.Namespace, audio: Pcm16 |
 
 
 def _open_loudspeaker(options: argparse.Namespace) -> LoudspeakerDevice | None:
-    """Open the output device, or return None if no sound is wanted.
+    """Open the output device; None if the answer is not to be played.
 
     A missing device is an error in a conversation by voice and with ``--play``; otherwise the answer is not played.
     """
@@ -383,7 +383,7 @@ def _open_loudspeaker(options: argparse.Namespace) -> LoudspeakerDevice | None:
 
 
 def _cancel_echo(microphone: MicrophoneDevice, loudspeaker: LoudspeakerDevice, *, wanted: bool | None) -> None:
-    """Put an echo canceller between the devices. With None for ``wanted``, only if there is one."""
+    """Put an echo canceller between the devices: if ``wanted`` is True, always; if None, only if one is installed."""
     if wanted is False:
         return
     try:

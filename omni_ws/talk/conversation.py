@@ -1,6 +1,6 @@
 """The ways to talk: an open microphone, a microphone with a key, typed turns, and one question with its answer.
 
-And what a conversation does with the events of the server: it shows, plays and keeps them.
+AnswerListener shows and plays the events of the server, and keeps the answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from omni_ws.talk.sound_devices import PIECE_MS, LoudspeakerDevice, MicrophoneDe
 
 
 class AnswerListener:
-    """Shows, plays and keeps what the server sends."""
+    """Shows and plays the events of the server, and keeps the answer."""
 
     def __init__(
         self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None, *, interruptible: bool = False
@@ -101,14 +101,14 @@ class AnswerListener:
         self.stop_playing()
 
     def stop(self) -> None:
-        """Stops playback, and wants no answer to what was asked."""
+        """Stops playback, and discards the answers to requests that were sent already."""
         self.unwanted |= self.asked
         self.asked.clear()
         self.silence()
 
     @property
     def stoppable(self) -> list[str]:
-        """The requests whose answers run, or still sound."""
+        """The ids of the requests whose answers are being made or played."""
         sound = self.loudspeaker.buffer.answers if self.loudspeaker else []
         return [*dict.fromkeys([*sound, *([self.answering] if self.answering else [])])]
 
@@ -117,13 +117,13 @@ class AnswerListener:
             self.loudspeaker.buffer.clear()
 
     def duck(self, lowered: bool) -> None:
-        """Lowers what plays, or raises it to its full level."""
+        """Lowers the volume of playback, or restores the full volume."""
         if self.loudspeaker:
             self.loudspeaker.ducker.duck(lowered)
 
     @property
     def played(self) -> tuple[str, float] | None:
-        """The answer that is played, and how many milliseconds of it were; None if there is nothing to report."""
+        """The request whose answer is played, and how many milliseconds of it were played; None if none is."""
         return self.paused or (self.loudspeaker.buffer.heard if self.loudspeaker else None)
 
     def take(self, event: Event) -> None:
@@ -226,13 +226,13 @@ class AnswerListener:
         self.first.clear()
 
     def since_input(self, what: str) -> int | None:
-        """Milliseconds since the end of the input; negative if the answer preceded it."""
+        """Milliseconds from the end of the input to the first event ``what``; negative if the event came earlier."""
         if what not in self.first or self.input_ended_at is None:
             return None
         return round((self.first[what] - self.input_ended_at) * 1000)
 
     def start_over(self) -> None:
-        """Discards the partial answer."""
+        """Discards the partial answer, since it begins again."""
         self.duck(False)
         self.reply.clear()
         self.first.clear()
@@ -254,7 +254,7 @@ QUESTION: Final = "question"
 
 
 class TalkSession(Protocol):
-    """A session with a server: what ``ClientSession`` and ``RealtimeSession`` have in common."""
+    """A session with a server: the interface that ``ClientSession`` and ``RealtimeSession`` share."""
 
     async def send_audio(self, audio: bytes, *, ref: str | None = None) -> object: ...
 
@@ -272,7 +272,7 @@ class TalkSession(Protocol):
 
 
 class Leave(Exception):
-    """The user ends the conversation."""
+    """Raised when the user ends the conversation."""
 
 
 async def ask(
@@ -300,16 +300,16 @@ async def ask(
 
 
 def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
-    """Yield the audio of a file, in real time unless ``fast``, or of standard input."""
+    """Yield the audio of a file, or of standard input if ``audio`` is None. A file is paced, unless ``fast``."""
     if audio is None:
         return read_ahead()
     return paced(pieces(audio, piece_ms=PIECE_MS), interval=0.0 if fast else PIECE_MS / 1000)
 
 
 async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
-    """Send each line of standard input as a turn, until q or the end of the input.
+    """Send each line of standard input as a turn, until a line "q" or the end of the input.
 
-    At a terminal a line interrupts the answer before it; from a pipe the lines are sent one after the other.
+    At a terminal a line interrupts the answer before it; from a pipe each line waits for that answer.
     """
     at_terminal = sys.stdin.isatty()
     if at_terminal:
@@ -338,7 +338,7 @@ async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Yield the lines of standard input that have anything in them."""
+    """Yield the lines of standard input that are not blank."""
     waiting = b""
     async with aclosing(read_ahead()) as stream:
         async for piece in stream:
@@ -350,7 +350,7 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk by Enter, which begins and ends a turn, until q or the end of standard input."""
+    """Talk with Enter to begin and to end a turn, until a line "q" or the end of standard input."""
     names = (f"speech-{number}" for number in count(1))
 
     async def speak() -> None:
@@ -386,7 +386,7 @@ async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener
 
 
 async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk with an open microphone, until q or the end of standard input. Speech interrupts the answer."""
+    """Talk with an open microphone, until a line "q" or the end of standard input. Speech interrupts the answer."""
 
     async def speak() -> None:
         microphone.start()
@@ -395,7 +395,7 @@ async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listen
                 await session.send_audio(piece)
 
     async def report() -> None:
-        """Report playback, by which the server paces audio and knows where a barge-in cut the answer."""
+        """Report playback: the server paces audio by it, and learns where speech has interrupted the answer."""
         while True:
             await asyncio.sleep(REPORT_SEC)
             await _report(session, listener)
@@ -421,7 +421,7 @@ async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listen
 
 
 async def interrupt(session: TalkSession, listener: AnswerListener) -> None:
-    """Stop each answer that runs, sounds or is to come, by its name, and report how much of it was played."""
+    """Stop all answers, whether made, played or still to come, and report how much was played."""
     await _report(session, listener)
     for request_id in listener.stoppable:
         await session.cancel(request_id)
@@ -435,8 +435,8 @@ async def recorded(
 ) -> AsyncGenerator[bytes, None]:
     """Yield what the microphone records.
 
-    Shows ``state`` when the first samples with a level have come: devices give zeros before they have woken up, and
-    what is said meanwhile is lost. Tells it where there are none, and where audio was dropped because too much waited.
+    Shows ``state`` at the first samples that are not zero: devices give zeros until they have woken up, and speech is
+    lost until then. Shows a note if all samples are zero, and if audio was dropped because the network is too slow.
     """
     display.state("opening the microphone", idle=idle)
     silent_pieces, is_open, dropped = 0, False, microphone.dropped_pieces
@@ -456,7 +456,10 @@ async def recorded(
 
 
 async def _receive(session: TalkSession, listener: AnswerListener, answered: asyncio.Event | None = None) -> None:
-    """Take what comes in a conversation, and tell when all is ``answered``. Raises ConnectionLost at its end."""
+    """Pass all events to ``listener``, and set ``answered`` when no answer is awaited.
+
+    Raises ConnectionLost when the server closes the session.
+    """
     async for event in session.events():
         listener.take(event)
         if answered is not None and not listener.asked and listener.answering is None:
@@ -511,7 +514,7 @@ _TOO_LATE: Final = "response_cancel_not_active"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """The sound of the devices, whose rates in Hz may differ from that of the Realtime API."""
+    """The sample rates and channels of the devices; their rates in Hz may differ from that of the Realtime API."""
 
     heard: int = REALTIME_RATE
     heard_channels: int = 1
@@ -533,10 +536,10 @@ def realtime_url(url: str) -> str:
 async def connect_realtime(
     url: str, *, api_key: str | None, config: Mapping[str, Any], tls: ssl.SSLContext | None, rates: DeviceRates
 ) -> AsyncIterator[RealtimeSession]:
-    """Open a session with settings that are named as in the native protocol.
+    """Open a session of the Realtime API with settings that are named as in the native protocol.
 
-    Raises NotHere for a setting that the Realtime API does not have, ConnectionFailed if nothing speaks it at ``url``,
-    and the error of a server that refuses the session.
+    Raises NotHere for a setting that the Realtime API does not have, ConnectionFailed if there is no server of that API
+    at ``url``, and the error of a server that refuses the session.
     """
     wire = realtime_wire(config, MicrophoneFormat(REALTIME_RATE))
     address = realtime_url(url)
@@ -556,7 +559,10 @@ async def connect_realtime(
 
 
 class RealtimeSession:
-    """A session, made by ``connect_realtime``. Without turn detection ``finish`` and ``send_text`` ask for answers."""
+    """A session of the Realtime API, opened by ``connect_realtime``.
+
+    Without turn detection, ``finish`` and ``send_text`` also ask for an answer.
+    """
 
     def __init__(self, websocket: ClientConnection, wire: RealtimeWire, rates: DeviceRates) -> None:
         self._websocket = websocket
@@ -584,7 +590,7 @@ class RealtimeSession:
         return self._wire.is_interruptible
 
     async def open(self) -> None:
-        """Configure the session. Raises the error of a server that refuses, and ConnectionFailed."""
+        """Configure the session. Raises ConnectionFailed, and the error of a server that refuses the settings."""
         try:
             async for message in self._websocket:
                 fields = parsed(message)
@@ -603,7 +609,7 @@ class RealtimeSession:
     # sending
 
     async def send_audio(self, audio: bytes, *, ref: str | None = None) -> None:
-        """Send audio of the device."""
+        """Send audio as the device records it; it is converted to mono at the API's rate."""
         self._spoken_ref, self._is_spoken = ref, True
         if self._rates.heard_channels > 1:
             samples = samples_from_bytes(audio, SampleLayout.S16)
@@ -616,7 +622,7 @@ class RealtimeSession:
         await self._send(*self._wire.typed(0, text))
 
     async def finish(self) -> None:
-        """End the turn that is being spoken. Does nothing if none is."""
+        """End the turn that is being spoken, if there is one."""
         if not self._is_spoken:
             return
         self._is_spoken = False
@@ -626,7 +632,7 @@ class RealtimeSession:
         await self._send(*self._wire.audio(0, rest), {"type": "input_audio_buffer.commit"}, {"type": "response.create"})
 
     async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None:
-        """Stop an answer, by its id or the name of its request, and tell what was heard of it."""
+        """Stop an answer, by its id or its request's name ``ref``, and report how much of it was heard."""
         if self._running is not None or self._asked:
             await self._send(self._wire.cancel)
         if self._heard is not None and request_id == self._heard[0]:
@@ -669,7 +675,7 @@ class RealtimeSession:
             raise ConnectionLost(f"the connection was lost: {closed}") from None
 
     async def response(self, ref: str | None = None) -> AsyncIterator[Event]:
-        """Yield events up to the end of the next answer. Raises the error of a server that begins none."""
+        """Yield events up to the end of the next answer. Raises the server's error if no answer begins."""
         async for event in self.events():
             yield event
             if isinstance(event, LastEvent):

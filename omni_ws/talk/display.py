@@ -1,4 +1,4 @@
-"""Displays of a conversation: JSON lines, plain lines, or a live view by the library rich, imported on first use."""
+"""Displays of a conversation: JSON lines, plain lines, or a live view. The view needs rich, imported on first use."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class JsonDisplay:
         print(orjson.dumps({"type": kind, **fields}).decode(), flush=True)
 
     def state(self, state: str, *, idle: bool = False) -> None:
-        """Shows what the client is doing; ``idle``: between turns."""
+        """Shows what the client is doing. ``idle``: whether this is between turns."""
 
     def levels(self, microphone: float, loudspeaker: float, *, playing: bool) -> None:
-        """Shows the peaks of both sides, from 0 to 1."""
+        """Shows the peak levels of microphone and loudspeaker, from 0 to 1."""
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
 
 
 class PlainDisplay(JsonDisplay):
-    """Prints lines of text, for pipes and terminals without rich; without ``times`` none about latency."""
+    """Prints lines of text, for pipes and terminals without rich. Without ``times``, latencies are left out."""
 
     def __init__(self, *, times: bool = True) -> None:
         self.in_reply = False
@@ -92,7 +92,10 @@ _NAMELESS: Final = ("remote", "vllm", "talker")
 
 
 def sentence(created: SessionCreatedFrame) -> str:
-    """Return one as ``heard by whisper, answered by rules, spoken by hibari``; empty if the server does not tell."""
+    """Return the parts of a server as text, such as ``heard by whisper, answered by rules, spoken by hibari``.
+
+    The text is empty if the server does not name its parts.
+    """
     parts, can = created.parts, created.capabilities
     model = parts.llm.model if parts.llm else None
     told = [
@@ -125,9 +128,9 @@ STATE_STYLES: Final = {"hearing you": "green", "thinking": "yellow", "speaking":
 
 
 class LiveDisplay(PlainDisplay):
-    """Settled text scrolls up; the running turn, the state, both levels and the parts stay at the bottom.
+    """A view of the conversation: settled text scrolls up; the running turn, state, levels and parts stay below it.
 
-    A frame is written as a whole, and only if it differs from the one before. Raises ImportError without rich.
+    A frame is written as a whole, and only if it differs from the frame before. Raises ImportError without rich.
     """
 
     live = True
@@ -220,7 +223,10 @@ class LiveDisplay(PlainDisplay):
             self._view.update(frame, refresh=True)
 
     def _add_turn(self, frame: Any, *, room: int) -> None:
-        """Adds the ends of both texts, each as long as there is ``room``: a frame higher than the screen would jump."""
+        """Adds the ends of both texts of the running turn, each cut to ``room`` characters.
+
+        A frame higher than the screen would jump.
+        """
         if self._heard:
             frame.append(f"you    {_end(self._heard, room)}\n", "italic dim" if self._interim else "cyan")
         if self._reply:

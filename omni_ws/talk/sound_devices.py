@@ -1,4 +1,4 @@
-"""Microphone and loudspeaker by the sounddevice library, imported on first use, and an echo canceller between them."""
+"""Microphone and loudspeaker, by the sounddevice library (imported on first use), and an echo canceller for them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ LEFT_OVER: Final = 10 ** (-12 / 10)
 
 
 class NoEchoCanceller(Exception):
-    """The library is missing, or cannot work at the rate of a device; the message tells which."""
+    """Raised if the library is missing, or cannot work at a device's rate; the message says which."""
 
 
 class EchoBetween:
-    """Takes what a loudspeaker plays out of what a microphone hears; both are 16-bit mono.
+    """Removes from a microphone's audio the echo of a loudspeaker; both are 16-bit mono.
 
-    Each device calls its method from its own thread, with every piece of audio in turn. ``latency_ms`` is how late the
-    two are together, by what they say; how late the echo is, up to half a second, is found out. Raises NoEchoCanceller.
+    Each device calls its method from its own thread, with every piece of audio in order. ``latency_ms`` is the sum of
+    the latencies that the devices report. The delay of the echo, up to half a second, is measured. Raises
+    NoEchoCanceller.
     """
 
     def __init__(self, *, microphone_rate: int, loudspeaker_rate: int, latency_ms: float = 0) -> None:
@@ -53,7 +54,7 @@ class EchoBetween:
         self._listening = False
 
     def played(self, audio: bytes) -> None:
-        """Note what the loudspeaker is given, silence included."""
+        """Take the audio that the loudspeaker is given, silence included."""
         if not self._listening:
             return
         if self._played.buffered_bytes > self._most_bytes:
@@ -61,7 +62,7 @@ class EchoBetween:
         self._played.write(self._resampler.resample_chunk(np.frombuffer(audio, "<i2")).tobytes())
 
     def heard(self, audio: bytes) -> bytes:
-        """Return what the microphone hears without the echo."""
+        """Return the microphone's audio without the echo."""
         self._listening = True
         near = np.frombuffer(audio, "<i2")
         far = np.frombuffer(self._played.read(len(audio)), "<i2")
@@ -82,7 +83,7 @@ Device = str | int | None
 
 
 class NoSoundDevice(Exception):
-    """The library or a suitable device is missing; the message tells which."""
+    """Raised if the library or a suitable device is missing; the message says which."""
 
 
 def sound_library() -> Any:
@@ -98,7 +99,7 @@ def sound_library() -> Any:
 
 
 def named_device(value: str) -> Device:
-    """Return the device of an option: a number of the list, or a part of a name."""
+    """Return the device that an option names: by its number in the list, or by a part of its name."""
     return int(value) if value.isdecimal() else value
 
 
@@ -115,7 +116,10 @@ def _peak(audio: bytes) -> float:
 
 
 def _sample_rate(device: Device, kind: str, wanted: int) -> int:
-    """Returns ``wanted`` if the device supports it, otherwise the device's own rate; the server resamples."""
+    """Returns ``wanted`` if the device supports that rate, otherwise the device's own rate in Hz.
+
+    The server resamples.
+    """
     library = sound_library()
     try:
         own = int(library.query_devices(device, kind)["default_samplerate"])
@@ -135,7 +139,7 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
 
 
 class _SoundDevice:
-    """A device of 16-bit mono. ``level`` is the recent peak, from 0 to 1."""
+    """Base class of a sound device with 16-bit mono audio. ``level`` is the recent peak, from 0 to 1."""
 
     #: What it is called, the kind of device that the library calls it, and its stream there.
     name: str
@@ -151,7 +155,7 @@ class _SoundDevice:
         self._device = device
 
     def _open(self, callback: Callable[[Any, int, Any, Any], None], *, piece_ms: int = 0) -> None:
-        """Raises NoSoundDevice. ``callback`` is called in the thread of the device."""
+        """Opens the device. ``callback`` is called in the device's thread. Raises NoSoundDevice."""
         library = sound_library()
         try:
             self._stream = getattr(library, self.stream)(
@@ -169,7 +173,7 @@ class _SoundDevice:
         self._canceller = canceller
 
     def start(self) -> None:
-        """Starts it. Raises NoSoundDevice."""
+        """Starts the device. Raises NoSoundDevice."""
         try:
             self._stream.start()
         except sound_library().PortAudioError as error:
@@ -177,7 +181,7 @@ class _SoundDevice:
 
     @property
     def latency_ms(self) -> float:
-        """As the device says."""
+        """The latency that the device reports, in milliseconds."""
         return float(self._stream.latency) * 1000
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ class _SoundDevice:
 
 
 class MicrophoneDevice(_SoundDevice):
-    """Records pieces of PIECE_MS."""
+    """A microphone: records pieces of PIECE_MS."""
 
     name, kind, stream = "microphone", "input", "RawInputStream"
 
@@ -210,13 +214,13 @@ class MicrophoneDevice(_SoundDevice):
             self.dropped_pieces += 1
 
     def stop(self) -> None:
-        """Stops recording. ``pieces`` yields what was recorded, and then ends."""
+        """Stops recording. ``pieces`` yields the rest of what was recorded, and then ends."""
         self._stream.stop()
         self.level = 0.0
         self._loop.call_soon(self._pieces.put_nowait, None)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yields what is recorded. Raises NoSoundDevice if nothing is, as of a device that was unplugged."""
+        """Yields pieces as they are recorded. Raises NoSoundDevice if none comes, as when a device was unplugged."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SEC):
@@ -229,7 +233,7 @@ class MicrophoneDevice(_SoundDevice):
 
 
 class LoudspeakerDevice(_SoundDevice):
-    """Plays without gaps."""
+    """A loudspeaker: plays the audio in ``buffer`` without gaps."""
 
     name, kind, stream = "loudspeaker", "output", "RawOutputStream"
 
