@@ -38,9 +38,9 @@ _Waiting: TypeAlias = tuple[int, int, str, str, str, Metadata]
 
 
 class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
-    """A line of an event file. Another writer may leave out the last three fields.
+    """A line of an event file. Other programs that write such files may omit the last three fields.
 
-    ``metadata`` includes ``monotonic_ns``, by which durations are computed: ``timestamp_ns`` is the time of day,
+    ``metadata`` includes ``monotonic_ns``, from which durations are computed: ``timestamp_ns`` is the time of day,
     which may be adjusted while a request runs.
     """
 
@@ -54,7 +54,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def monotonic_ns(self) -> int | None:
-        """Monotonic time in nanoseconds; None if the writer recorded none."""
+        """Monotonic time in nanoseconds; None if it was not recorded."""
         value = self.metadata.get("monotonic_ns")
         return value if type(value) is int else None
 
@@ -62,8 +62,8 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 class EventRecorder:
     """A writer of ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
 
-    The file of the coordinator is opened by the constructor, which raises OSError if that fails; that of another
-    stage with its first event.
+    The constructor opens the file of the stage ``coordinator``, and raises OSError if that fails. The file of another
+    stage is opened at its first event.
     """
 
     def __init__(self, run_id: str, event_dir: Path) -> None:
@@ -92,14 +92,14 @@ class EventRecorder:
         return tuple(self._path(stage) for stage in tuple(self._files))
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
-        """Queue an event; drop it if too many wait for the disk."""
+        """Queue an event; drop the event if too many wait to be written."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             return
         self._waiting.append((time.time_ns(), time.monotonic_ns(), request_id, stage, name, metadata))
 
     def close(self) -> None:
-        """Write the queued events and close the files. Blocks as long as the disk does. Idempotent."""
+        """Write the queued events and close the files. Blocks until they are written. Idempotent."""
         self._closing.set()
         self._thread.join()
 
@@ -152,7 +152,7 @@ class SeveralRecorders:
         self._recorders = tuple(recorders)
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
-        """See EventRecorder."""
+        """Pass an event to all recorders."""
         for each in self._recorders:
             each.record(request_id, stage, name, metadata)
 
@@ -164,13 +164,13 @@ _NOTHING: Final = nullcontext()
 
 
 def record_with(recorders: Sequence[EventRecorder]) -> None:
-    """Make ``recorders`` record all events from now on; with an empty sequence, profiling is off."""
+    """Record all events from now on with ``recorders``; an empty sequence turns profiling off."""
     global recorder
     recorder = SeveralRecorders(recorders) if len(recorders) > 1 else next(iter(recorders), None)
 
 
 def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: Any) -> None:
-    """Record an event of ``request_id``, by default the request of the current task."""
+    """Record an event of the request ``request_id``; None for the request of the current task."""
     if recorder is not None and (request_id := request_id or current_request.get()) is not None:
         recorder.record(request_id, stage, name, metadata)
 
@@ -205,7 +205,7 @@ class _Awaited(AsyncIterator[T]):
 
 
 def generated(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Wrap the output of a model, just after a request was submitted to it, and record its first item and its end."""
+    """Wrap the output of a model, and record when the request was submitted (now), the first item, and the end."""
     return items if recorder is None else _Generated(stage, items)
 
 

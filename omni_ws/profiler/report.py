@@ -1,7 +1,7 @@
-"""Profiles of a server: read, and shown as a table, as a page, and for Perfetto.
+"""Profiles of a server: reads event files, and shows reports as a table, as a page, and for Perfetto.
 
-Event files become timelines, one a request. Out of these comes the report on a run: stages, hops, latencies, and time
-that no stage accounts for. It is JSON data, and each form of output renders it or the timelines.
+Each request's events become a timeline. A report on a run is computed from its timelines: stages, hops, latencies, and
+time that no stage accounts for. It is JSON data; each form of output renders the report or the timelines.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNACCOUNTED: Final = "(unaccounted)"
 
 
 def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[str, Any]:
-    """Build the report as JSON data.
+    """Build the report on a run as JSON data.
 
-    ``run_id`` selects a run; None means the newest. Raises NoEvents if the run does not exist.
+    ``run_id`` selects the run; None means the newest. Raises NoEvents if the run does not exist.
     """
     chosen, runs = _chosen(recording, run_id), recording.runs
     lines = timelines(recording.of_run(chosen))
@@ -91,7 +91,7 @@ def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def summary(line: Timeline) -> dict[str, Any]:
-    """Return the figures of one request; None for a figure that its events do not allow to compute."""
+    """Return the figures of one request; a figure is None if it cannot be computed from the recorded events."""
     admission = line.first("request_admission")
     terminal = line.first("terminal_response")
     origin = _answer_origin(line)
@@ -135,7 +135,7 @@ def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def statistics(values: Iterable[float]) -> dict[str, Any]:
-    """Return count, total, average, percentiles and maximum of ``values``; None instead of 0 if there are none."""
+    """Return count, total, average, percentiles and maximum of ``values``. Without values they are None."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "total_ms": None, "avg_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None}
@@ -158,7 +158,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _answer_origin(line: Timeline) -> int:
-    """Return when the user starts to wait: at the end of the input; if output came earlier, at the start of work."""
+    """Return when the user began to wait: the end of the input or, if output came earlier, the start of work."""
     ended = next(
         (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
     )
@@ -170,7 +170,7 @@ def _answer_origin(line: Timeline) -> int:
 
 
 def _written(line: Timeline, modality: str, choose: Callable[[list[int]], int]) -> int | None:
-    """Return when the output of a modality that ``choose`` selects (first or last) was handed to the socket."""
+    """Return the time at which the first or last output of a modality (by ``choose``) was handed to the socket."""
     numbers = {
         event.metadata.get("chunk_id")
         for event in line.events
@@ -229,9 +229,9 @@ class NoEvents(Exception):
 
 
 class EventFiles(NamedTuple):
-    """The events of these files.
+    """The events in some event files.
 
-    ``broken`` lists the places of invalid lines: a writer may have been killed within one.
+    ``broken`` lists the places of invalid lines: a writer may have been killed while it wrote a line.
     """
 
     events: list[ProfileEvent]
@@ -326,7 +326,8 @@ MS: Final = 1_000_000
 class Interval(NamedTuple):
     """Work of a stage between two events, in nanoseconds of the timeline.
 
-    ``explains`` is False for an interval that accounts for no time: the stage is present, but not necessarily at work.
+    ``explains`` is False for an interval that does not account for its time, because the stage may have been idle in
+    it.
     """
 
     stage: str
@@ -377,7 +378,7 @@ class Timeline:
 
     @property
     def end(self) -> int:
-        """End of the request; events of the engine may follow it."""
+        """The end of the request. Events of the engine may come later."""
         ends = [self.at(event) for event in self.events if event.event_name in _ENDS]
         return max(ends, default=self.at(self.events[-1]))
 
@@ -396,7 +397,7 @@ class Timeline:
 
     @cached_property
     def intervals(self) -> tuple[Interval, ...]:
-        """Intervals in the order of their end. An end belongs to the earliest open start of its pair and stage."""
+        """Intervals in the order of their end. An end belongs to the earliest open start of the same pair and stage."""
         opened: defaultdict[tuple[str, tuple[str, str]], deque[tuple[int, bool]]] = defaultdict(deque)
         found: list[Interval] = []
         for event in self.events:
@@ -588,7 +589,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
-    """Convert a timeline to what the page draws, in milliseconds since the start of the request."""
+    """Convert a timeline to the data that the page draws, in milliseconds since the start of the request."""
 
     def ms(when: int) -> float:
         return round((when - line.start) / MS, 3)
@@ -670,7 +671,7 @@ def _trace_of(process: int, line: Timeline, origin: int) -> Iterator[dict[str, A
 
 
 def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
-    """Assign intervals to threads, whose slices must be disjoint or nested."""
+    """Assign intervals to threads, so that the slices of a thread are disjoint or nested."""
     ends: dict[tuple[str, int], list[int]] = {}
     for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
         for lane in range(_LANES):

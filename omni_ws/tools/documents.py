@@ -209,7 +209,10 @@ def _quoted(text: str) -> str:
 
 
 def _without_comments(javascript: str) -> str:
-    """Return a module without comments, spare blanks and names of numbers. Its strings have no blanks."""
+    """Return a JavaScript module without comments and spare blanks, and with names of numbers replaced by the numbers.
+
+    The module's strings must not contain blanks.
+    """
     kept = re.sub(r"/\*.*?\*/", "", javascript, flags=re.DOTALL)
     kept = re.sub(r"(^|\s)//.*$", "", kept, flags=re.MULTILINE)
     kept = re.sub(r"[ \t]*([=,:;(){}?<>&|*/!]|[+-](?= [^+-]))[ \t]*", r"\1", kept)
@@ -249,8 +252,8 @@ _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_
 def frames_schema() -> str:
     """Return protocol/frames.schema.json, the JSON Schema of all frames, made from the types that decode them.
 
-    Rules that the types do not express are added: a ``session_config`` is a partial configuration with null anywhere,
-    some fields exclude each other, and some strings are one of a list of names.
+    Rules that the types do not express are added: a ``session_config`` is a partial configuration in which any field
+    may be null, some fields exclude each other, and some strings must come from a list of names.
     """
     definitions = _definitions()
     document: Schema = {
@@ -287,7 +290,7 @@ def _reference(name: str) -> Schema:
 
 
 def _plain(schema: Any) -> Any:
-    """Remove the markup of docstrings, and add a pattern for base64, which validators check."""
+    """Remove the markup of docstrings from the descriptions, and add a pattern for base64 that validators check."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
@@ -308,7 +311,7 @@ def _name_values(schema: Schema, values: Iterable[str]) -> None:
 
 
 def _restrict_chunk(schema: Schema) -> None:
-    """Require payload or text, text with modality text only, and nothing in fields that are always refused."""
+    """Add the rules for a chunk: it has payload or text, text only with the modality text, and no refused fields."""
     for field, kind in schema["properties"].items():
         if kind.get("type") == "null":
             schema["properties"][field] = {"type": "null", "description": "Refused."}
@@ -331,12 +334,12 @@ def _restrict_chunk(schema: Schema) -> None:
 
 
 def _require_one(schema: Schema, fields: Mapping[str, str]) -> None:
-    """Require one of the fields, each with its type, and not null."""
+    """Require one of ``fields``, which maps names to JSON types; its value must not be null."""
     schema["anyOf"] = [{"required": [name], "properties": {name: {"type": kind}}} for name, kind in fields.items()]
 
 
 def _require_contents(schema: Schema) -> None:
-    """Require the result in the final chunk of a request, and text, payload or tool call in any other."""
+    """Require usage and finish reason in the final chunk of a request, and text, payload or tool call in others."""
     final = ["final", "finish_reason", "usage"]
     content: Schema = {
         "required": ["modality"],
@@ -356,7 +359,7 @@ def _require_contents(schema: Schema) -> None:
 
 
 def _reachable(name: str, definitions: Mapping[str, Schema]) -> list[str]:
-    """Return ``name`` and the names of all objects to which it refers, directly or not, in a stable order."""
+    """Return ``name`` and the names of all objects to which it refers, directly or indirectly, in a stable order."""
     found = [name]
     for current in found:
         for reference in sorted(_references(definitions[current])):
@@ -379,7 +382,7 @@ def _patch_name(name: str) -> str:
 
 
 def _patch(schema: Schema) -> Schema:
-    """Return the schema of an object in a session_config: nothing is required, and null restores a default."""
+    """Return the schema of an object within a session_config: no field is required, and null restores a default."""
     properties = {field: _nullable(field, value) for field, value in schema["properties"].items()}
     return {"title": _patch_name(schema["title"]), "type": "object", "properties": properties}
 
@@ -418,7 +421,7 @@ def _session_config_frame(patch: Schema) -> Schema:
 
 
 def _history_items() -> Schema:
-    """Return the schema of the earlier turns that a client may give, which is no field of the configuration."""
+    """Return the schema of ``history``, the earlier turns that a client may give. Not a field of the configuration."""
     text: Schema = {"type": "string"}
     parts = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": text}, "required": ["type", "text"]}
     call = {
@@ -470,7 +473,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the documents. With ``--check`` it only compares them, and returns 1 if any is out of date."""
+    """Write the documents. With ``--check``, only compare them, and return 1 if any document is out of date."""
     parser = argparse.ArgumentParser(prog="python -m omni_ws.tools.documents", description="Write generated documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a document is out of date")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """A self-signed certificate for TLS in the local network, kept until it expires or the addresses change.
 
-Made with the library ``cryptography``: the standard library cannot sign, and the program openssl differs between
+It is made with the library ``cryptography``: the standard library cannot sign, and the program openssl differs between
 systems.
 """
 
@@ -31,10 +31,10 @@ BACKDATED: Final = timedelta(days=1)
 
 
 def kept_certificate(path: Path, names: Sequence[str], *, now: datetime | None = None) -> str:
-    """Return the SHA-256 fingerprint of the certificate in ``path``, a PEM file that also has its private key.
+    """Return the SHA-256 fingerprint of the certificate in ``path``, a PEM file that also contains the private key.
 
-    The certificate is replaced if it is missing, readable to other users, broken, about to expire, or not for all of
-    ``names``, which are addresses and host names. Raises OSError.
+    The certificate is replaced if it is missing, readable for other users, broken, about to expire, or not valid for
+    all of ``names``, which are addresses and host names. Raises OSError.
     """
     now = now or datetime.now(UTC)
     content = read_private(path)
@@ -62,7 +62,10 @@ def _is_good(certificate: x509.Certificate, names: Sequence[str], now: datetime)
 
 
 def _made(names: Sequence[str], now: datetime) -> bytes:
-    """Make a self-signed certificate and its key (PEM). It cannot sign others: to trust it is to trust this server."""
+    """Make a self-signed certificate and its key, as PEM.
+
+    The certificate cannot sign others, so who trusts it trusts only this server.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "omni_ws")])
     certificate = (

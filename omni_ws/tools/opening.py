@@ -1,6 +1,6 @@
-"""How people open the server: its page in the browser of whoever started it, and ``omni-ws serve --lan``.
+"""How people open the server: its page in the browser of the person who started it, and ``omni-ws serve --lan``.
 
-With ``--lan`` the server is for phones and other machines of the local network, with TLS and a key.
+With ``--lan``, phones and other machines of the local network can use the server, with TLS and a key.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _SCREENS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def on_a_desktop(environ: Mapping[str, str], out: TextIO, platform: str = sys.platform) -> bool:
-    """Whether a person reads ``out`` in a terminal of a desktop, where a browser can open."""
+    """Return whether ``out`` is a terminal on a desktop, where a browser can open."""
     if not out.isatty() or any(environ.get(name) for name in _ELSEWHERE):
         return False
     return platform in ("darwin", "win32") or any(environ.get(name) for name in _SCREENS)
 
 
 def opens_by_itself(config: ServerConfig) -> bool:
-    """Whether a browser on this machine can use the page as it opens, without a key and a certificate to accept."""
+    """Return whether a browser on this machine can use the page immediately: no key, no certificate to accept."""
     return config.api_key is None and config.auth.keys_file is None and config.ssl_certfile is None
 
 
 def open_page(
     config: ServerConfig, port: int, open_address: Callable[[str], object] = webbrowser.open
 ) -> threading.Thread:
-    """Open the page in a thread, which is returned: some browsers return when they are closed."""
+    """Open the page in a browser. Returns the thread that does so: some browsers return only when they are closed."""
     opening = threading.Thread(target=open_address, args=(page_address(config, port),), name="browser", daemon=True)
     opening.start()
     return opening
@@ -67,7 +67,7 @@ PLAIN_COLOURS: Final = "\x1b[0m"
 
 
 def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
-    """Complete a configuration for the local network with an address, a certificate and a key, if it lacks them.
+    """Complete a configuration for the local network with an address, a certificate and a key, where it lacks them.
 
     Certificate and key are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
     """
@@ -101,7 +101,7 @@ def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
 
 
 def lan_address() -> str:
-    """Return the address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
+    """Return the address of this machine in its network, without sending anything. Raises ConfigurationError."""
     for family, elsewhere in ELSEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -119,7 +119,7 @@ def lan_address() -> str:
 
 @dataclass(frozen=True, slots=True)
 class LanServer:
-    """A server of the local network: its configuration, and what a person needs to know to open it."""
+    """A server for the local network: its configuration, and what a person must know to open its page."""
 
     config: ServerConfig
     #: The address or name by which other machines reach the server.
@@ -130,7 +130,7 @@ class LanServer:
     fingerprint: str | None
 
     def tell(self, port: int, out: TextIO) -> None:
-        """Print how to open the page. Prints the key and a QR code on terminals only: other output may be a log."""
+        """Print how to open the page. The key and a QR code go only to terminals: other output may be a log."""
         print("\n".join(self._lines(port, out)), file=out, flush=True)
 
     def _lines(self, port: int, out: TextIO) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _kept_key(path: Path) -> str:
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return the content of a file; None if it is missing, or readable to others, so that its secret may be known."""
+    """Return the content of a file; None if it is missing, or if other users can read it and so know the secret."""
     try:
         with path.open("rb") as file:
             shared = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077
@@ -190,6 +190,6 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace a file atomically, readable by its owner only; create its folder. Raises OSError."""
+    """Replace a file atomically, readable only by its owner; create its folder if necessary. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, content)

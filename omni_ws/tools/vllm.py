@@ -1,7 +1,7 @@
 """Commands for vLLM: ``omni-ws readout-vectors`` and ``omni-ws vllm-node``.
 
-The first computes the files that enable readouts, from example prompts for each concept. The other runs a part of a
-server's vLLM model on another machine than the server's.
+The first computes the files that enable readouts, from example prompts for each concept. The second runs a part of a
+server's vLLM model on another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFEST: Final = "readout.json"
 
 
 def make_readout_vectors(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command and return its exit status: 0, 1 if it failed, 2 for wrong usage."""
+    """Run the command ``readout-vectors``. Returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
     options, settings = _readout_parser().parse_known_args(arguments)
     try:
         model, args = named_model(settings, environ, options.config)
@@ -88,7 +88,7 @@ def _layers(text: str) -> list[int]:
 
 
 def named_model(settings: Sequence[str], environ: Mapping[str, str], file: Path | None) -> tuple[str, dict[str, Any]]:
-    """Return the model that the settings name, and the arguments for vLLM. Raises ConfigurationError."""
+    """Return the name of the model in the settings, and the arguments for vLLM. Raises ConfigurationError."""
     vllm = load(settings, environ, file).config.vllm
     if vllm.model is None:
         raise ConfigurationError(["a model is needed: --model NAME-OR-FOLDER"])
@@ -105,7 +105,7 @@ def print_errors(command: str, problems: Sequence[str], status: int) -> int:
 
 
 def run_vllm_node(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command until a signal ends it; return its exit status: 1 if it failed, 2 for wrong usage."""
+    """Run the command ``vllm-node`` until a signal ends it. Returns its exit status: 1 if it failed, 2 for misuse."""
     options, settings = _node_parser().parse_known_args(arguments)
     try:
         model, args = named_model(settings, environ, options.config)

@@ -1,4 +1,4 @@
-"""``omni-ws weights``: lists, fetches and checks weights of models; and the fetching at the start of the server."""
+"""The command ``omni-ws weights``, which lists, fetches and checks weights; and fetching at the server's start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
+    """Run the command and return its exit status: 0, or 1 if weights are missing or wrong. Wrong usage exits with 2."""
     options = _parser().parse_args(arguments)
     if options.action == "fetch" and not options.names:
         chosen = wanted_weights(ServerConfig())
@@ -105,7 +105,7 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
 
 
 def _fetched(cache: WeightsCache, weights: PinnedWeights) -> Path:
-    """Fetch weights, and make what a server would else make of them at its first start, in a second or two."""
+    """Fetch weights, and derive from them the files that the server would otherwise derive at its first start."""
     with ProgressLines(sys.stderr) as progress:
         folder = cache.fetch(weights, Fetching(progress))
     if weights.name == "encyclopedia":
@@ -165,7 +165,8 @@ def _sources(text: str) -> tuple[str, ...]:
 def fetch_for_start(config: ServerConfig) -> None:
     """Fetch the missing weights that the server would use, for ``omni-ws serve --fetch``.
 
-    Blocks until all were fetched or have failed. A failure is reported in one sentence, and does not prevent the start.
+    Blocks until all weights were fetched or have failed. A failure is reported in one sentence, and does not prevent
+    the start.
     """
     cache = weights_cache()
     failed = []
@@ -194,10 +195,10 @@ _WRITE_OVER_EVERY_SEC: Final = 0.2
 
 
 class ProgressLines:
-    """Prints progress: on a terminal one line that is overwritten; elsewhere lines, none twice.
+    """A context manager that prints progress: on a terminal in one line that is overwritten, elsewhere in new lines.
 
-    Elsewhere each step has a line, and one every 2 s if there is more to tell. At the end of the block a line on a
-    terminal is completed.
+    Elsewhere each step has a line, and further lines every 2 s if there is progress. On a terminal, the last line is
+    erased at the end of the block.
     """
 
     def __init__(self, stream: TextIO) -> None:

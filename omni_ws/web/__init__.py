@@ -1,4 +1,4 @@
-"""The files that the server gives to browsers, and a page with all that it needs as one file."""
+"""The files that the server gives to browsers, and their combination into single files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _OWN_ADDRESS: Final = re.compile(r'new URL\("\./([\w.-]+)", import\.meta\.url\)'
 
 
 def one_file(read: Callable[[str], str], entry: str) -> str:
-    """Return the module ``entry`` with all that it imports. Addresses of files beside a module hold.
+    """Return the JavaScript module ``entry`` and all modules that it imports, combined in one module.
 
-    ``read`` returns the text of a module by its path.
+    ``read`` returns the text of a module by its path. Relative addresses of other files still hold.
     """
     modules: dict[str, str] = {}
     _add(read, entry, modules, [])
@@ -50,7 +50,7 @@ def one_file(read: Callable[[str], str], entry: str) -> str:
 
 
 def _add(read: Callable[[str], str], path: str, modules: dict[str, str], importers: list[str]) -> None:
-    """Add the module at ``path`` behind those that it imports. Raises ValueError for forms that are not understood."""
+    """Add the module at ``path``, after the modules that it imports. Raises ValueError for unsupported syntax."""
     if path in importers:
         raise ValueError(f"{path} imports itself, by {' and '.join(importers)}")
     text = _COMMENT.sub("", read(path))
@@ -87,10 +87,10 @@ _POLICY: Final = (
 
 
 def shared_page(read: Callable[[str], str]) -> str:
-    """Return the page of a shared conversation: one file, with a policy for just its own sheets and script.
+    """Return the page for a shared conversation: one HTML file, whose policy allows only its own styles and script.
 
-    The browser that shares a conversation puts it in (``examples/browser/calls/shared-file.js``). ``read`` returns the
-    text of a file by its path on the server.
+    The browser that shares a conversation inserts the conversation (``examples/browser/calls/shared-file.js``).
+    ``read`` returns the text of a file by its path on the server.
     """
     sheets = [read(f"browser/{name}") for name in _SHEETS]
     dark = read(f"browser/{_DARK}")
@@ -112,5 +112,5 @@ def shared_page(read: Callable[[str], str]) -> str:
 
 
 def _source(text: str) -> str:
-    """Return the source expression of an inline script or sheet (CSP 3, section 2.3.1)."""
+    """Return the CSP source expression of an inline script or style (CSP 3, section 2.3.1)."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
