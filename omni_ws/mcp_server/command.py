@@ -167,7 +167,7 @@ async def _over_http(server: Server[Any], port: int, key: str) -> None:
 
 
 class KeyNeeded:
-    """ASGI middleware that passes requests with the key on, and answers other requests with the status 401."""
+    """ASGI middleware that lets requests with the key through, and answers others with the status 401."""
 
     def __init__(self, app: Any, key: str) -> None:
         self._app = app
@@ -226,9 +226,10 @@ class Said:
 
 
 class ProgramVoice:
-    """Speaks, listens and asks for the tools. As an asynchronous context manager, it ends a server that it has started.
+    """The voice behind the tools: speaks, listens, and asks questions, by a voice server.
 
-    Its methods raise OmniError, ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
+    As an asynchronous context manager, it ends the server if it has started one. Its methods raise OmniError,
+    ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
     """
 
     def __init__(self, options: VoiceOptions) -> None:

@@ -135,7 +135,10 @@ def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def statistics(values: Iterable[float]) -> dict[str, Any]:
-    """Return count, total, average, percentiles and maximum of ``values``. Without values they are None."""
+    """Return count, total, average, percentiles and maximum of ``values``.
+
+    Without values, the count is 0, and all else is None.
+    """
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "total_ms": None, "avg_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None}
@@ -255,7 +258,7 @@ class EventFiles(NamedTuple):
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """Read files, and all event files of folders; tolerate damaged lines. Raises NoEvents if there are no events."""
+    """Read the event files in ``paths``, which may name folders; tolerate damaged lines. Raises NoEvents."""
     paths, files = list(paths), list[Path]()
     for path in paths:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""The ways to talk: an open microphone, a microphone with a key, typed turns, and one question with its answer.
+"""The ways to talk: an open microphone, push-to-talk, typed turns, and one question with its answer.
 
 AnswerListener shows and plays the events of the server, and keeps the answer.
 """
@@ -350,7 +350,7 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk with Enter to begin and to end a turn, until a line "q" or the end of standard input."""
+    """Talk by push-to-talk: Enter begins and ends a turn. Ends at a line "q" or the end of standard input."""
     names = (f"speech-{number}" for number in count(1))
 
     async def speak() -> None:
@@ -386,7 +386,7 @@ async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener
 
 
 async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk with an open microphone, until a line "q" or the end of standard input. Speech interrupts the answer."""
+    """Talk with an open microphone. Speech interrupts the answer. Ends at a line "q" or the end of standard input."""
 
     async def speak() -> None:
         microphone.start()

@@ -533,7 +533,7 @@ class GrpcListener:
         self._stopping: asyncio.Future[None] | None = None
 
     def hurry(self, timeout: float) -> None:
-        """Let ``close`` and ``drain`` wait at most ``timeout`` seconds for running calls, as after a second signal."""
+        """Set how long ``close`` waits for running calls, in seconds: it is called after a second signal to stop."""
         self._close_timeout = timeout
 
     def begin(self) -> None:
@@ -559,7 +559,7 @@ class GrpcListener:
         self._servicer.close_sessions()
 
     async def close(self) -> None:
-        """Stop within a second, or within the time that ``hurry`` has set, even if a drain is under way."""
+        """Stop, even if a drain is under way. Running calls have a second to finish, or the time set by ``hurry``."""
         await self._server.stop(self._close_timeout)
         if self._stopping is not None:
             await self._stopping

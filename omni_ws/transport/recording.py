@@ -239,7 +239,7 @@ class HttpRecordings:
 
 
 class _Session:
-    """The recording of a Mode B session. It ends when the answer was read, on deletion, or after a silence."""
+    """The recording of a Mode B session. It ends when the answer is read, the session is deleted, or requests stop."""
 
     def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
         self.recording = recording
@@ -375,9 +375,9 @@ def recorded(
 
 
 def recorded_channel(channel: _Channel, recording: SessionRecording | None, target: str) -> _Channel:
-    """Return a stand-in for a call's data channel that records its messages; ``channel`` if not recorded.
+    """Return a stand-in for ``channel`` that records its messages; ``channel`` if ``recording`` is None.
 
-    ``target`` is the request target of the call.
+    ``channel`` is the data channel of a call, and ``target`` the call's request target.
     """
     if recording is None:
         return channel

@@ -206,7 +206,7 @@ class Supervisor:
         """Return the worker for the next connection, other than ``beside``; None if no worker can take one.
 
         It is the least loaded of the workers that take new sessions; if there are none, of those that can at least
-        refuse.
+        refuse a session with an error.
         """
         found = [one for one in self._members if one.listening and one.is_alive and one is not beside]
         found = [one for one in found if not one.row.hung] or found
@@ -502,7 +502,7 @@ class Member:
         self.channel: ProcessChannel
 
     async def start(self, counts: int) -> None:
-        """Start the process. ``counts`` is the descriptor of the file with the shared counts, which it maps."""
+        """Start the process, which maps the file with the shared counts; ``counts`` is the file's descriptor."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         # A program that finds the package by other means than the environment has workers that find it, too.
         path = os.pathsep.join(place or os.curdir for place in sys.path)

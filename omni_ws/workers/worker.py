@@ -425,7 +425,7 @@ class Worker(WorkerGroup):
         return serial
 
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Pass an open connection (its descriptor) and the bytes read from it on to the worker numbered ``serial``."""
+        """Pass on a connection (an open descriptor), with the bytes read from it, to the worker numbered ``serial``."""
         self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
 
     def _take(self, message: WorkerMessage) -> None:

@@ -266,9 +266,9 @@ class HttpExchange:
         return bytes(whole)
 
     def charge(self, size: int) -> None:
-        """Set the memory charged for the body to ``size`` bytes: as much of it as the handler holds now.
+        """Set the memory charged for the body to ``size`` bytes, the part of the body that the handler holds now.
 
-        Raises EngineOverloaded if the server's budget has no room for it.
+        Raises EngineOverloaded if the server's budget has no room for that.
         """
         if self._input_share is not None:
             self._input_share.resize(size + len(self._pushed_back))
@@ -518,7 +518,7 @@ LogAccess: TypeAlias = Callable[..., None]
 
 
 class AccessLog:
-    """The access log: for each request, writes a log line and counts it in the metrics."""
+    """The access log: writes a log line for each request, and counts the request in the metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,8 +1,8 @@
 """FrontDoor: the asyncio protocol that serves HTTP/1.1 and WebSocket on one port.
 
 A connection speaks HTTP until the client upgrades it; then a connection of the websockets library takes over the
-transport. The front door is the connection factory of the library's own server, which keeps its TLS, its Unix sockets,
-its extensions and its close codes:
+transport. The front door is the connection factory of the library's own server, whose Unix sockets, extensions and
+close codes stay in use:
 
     connections = Connections()
     door = front_door(application, connections=connections, limits=limits)
@@ -143,11 +143,11 @@ NEXT_PHASES: Final = {
 
 
 class FrontDoor(asyncio.Protocol):
-    """Serves the requests of one connection, one after another, and upgrades it to WebSocket. An OpenConnection.
+    """Serves the requests of one connection, one after another, and upgrades it to WebSocket.
 
-    The library's ``serve`` creates a FrontDoor in place of a ServerConnection. ``protocol`` provides the limits and
-    extensions for the protocol of an upgraded connection. ``options`` are passed to the factory of upgraded
-    connections.
+    Implements OpenConnection. The library's ``serve`` creates a FrontDoor in place of a ServerConnection. ``protocol``
+    provides the limits and extensions for the protocol of an upgraded connection. ``options`` are passed to the factory
+    of upgraded connections.
     """
 
     def __init__(
@@ -598,7 +598,7 @@ class FrontDoor(asyncio.Protocol):
         self.abort()
 
     def _check_hang_up(self) -> None:
-        """Ask the kernel whether the peer has gone, as long as reading is paused; if it has, close or probe."""
+        """Ask the kernel about the peer while reading is paused. Abort if the peer has gone; otherwise probe."""
         found = hang_up(self._transport)
         if found is HangUp.UNKNOWN:
             self._output.probe()
@@ -686,10 +686,11 @@ def front_door(
     elsewhere: WorkerGroup | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
-    """Return the ``create_connection`` argument of the library's ``serve``, for TLS it must get no ``ssl`` argument.
+    """Return the argument ``create_connection`` for the library's ``serve``.
 
-    ``log_access`` is called at the end of every request, see AccessLog; ``addresses`` knows the trusted proxies;
-    ``elsewhere`` is the group of the other processes that serve the same port.
+    With ``tls``, ``serve`` must get no argument ``ssl``. ``log_access`` is called at the end of every request, see
+    AccessLog; ``addresses`` knows the trusted proxies; ``elsewhere`` is the group of the other processes that serve the
+    same port.
     """
     limits = limits or HttpLimits()
     door: Callable[..., FrontDoor] = functools.partial(

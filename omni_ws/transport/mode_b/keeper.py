@@ -65,7 +65,7 @@ class KeptModeB(msgspec.Struct, kw_only=True):
 
 
 class _Fed(msgspec.Struct, array_like=True, tag="fed"):
-    """An entry of the log: a body that was fed at the time ``at`` (Unix, in seconds); None is the end of the input."""
+    """An entry of the log: a ``body`` that was fed at the Unix time ``at``; None is the end of the input."""
 
     at: float
     body: dict[str, Any] | None
@@ -124,7 +124,11 @@ class _Held(LeaseHolder, Gate):
 
     @property
     def works(self) -> bool:
-        """Whether work on the session is under way that does not just wait for input, or that has produced output."""
+        """Whether work keeps the session in this process.
+
+        It does while a body is received, once output was made or all input has arrived, and until the engine has
+        released an ended session.
+        """
         session = self.session
         if session.state is InputState.STARTED:
             return self.made or session.progress.ended
@@ -321,7 +325,7 @@ class ModeBKeeper:
         """Find a session, here or in the store, for use in the block.
 
         If the input of a restored session is being fed to the engine again, wait until the engine has taken all of it.
-        After ``patience`` seconds, yield the session although ``is_returning``: the block may then only read its state.
+        After ``patience`` seconds, yield the session anyway: while ``is_returning``, the block may only read its state.
 
         Raises what ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session, and
         EngineOverloaded if the store does not answer.
@@ -338,7 +342,7 @@ class ModeBKeeper:
 
     @asynccontextmanager
     async def feeding(self, session: ModeBSession, body: Mapping[str, Any] | None, size: int) -> AsyncIterator[None]:
-        """Feed ``body`` of ``size`` bytes to a session in the block (None: end its input); then wait until it is kept.
+        """Feed ``body`` (``size`` bytes; None ends the input) to a session in the block; then wait until it is settled.
 
         Input that the session accepted is kept even if the block raises.
         """

@@ -114,7 +114,7 @@ class ModeBRoutes(FrontEnd):
         await self._registry.wait_released()
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Create a session, and feed it the chunks of the body, if any. Responds with 201 and its state."""
+        """Create a session, and feed it the chunks of the body, if any. Responds with 201 and the session's state."""
         key = self._authenticate(exchange)
         async with slot_for_body(exchange, self._sessions.admission, key) as slot:
             self._sessions.check_ready()

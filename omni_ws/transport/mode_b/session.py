@@ -200,7 +200,7 @@ class ModeBSession(Attachment):
     def restore(self, saved: SavedModeB) -> None:
         """Take over the state of a saved session. Call ``begin`` afterwards if the session is live.
 
-        Raises what ``Session.restore`` and ``OutputLog.restore`` raise; nothing is charged then.
+        Raises what ``Session.restore`` and ``OutputLog.restore`` raise; then the session cannot be used.
         """
         self.state, self.started, self.expired_because = saved.state, saved.started, saved.expired_because
         self.error = None if saved.error is None else saved.error.restored()
@@ -570,7 +570,7 @@ class ModeBRegistry:
 
     A live session that times out or is evicted from its slot skips the stage *stored*.
 
-    Stored and expired sessions are due in the order in which they entered their stage, because both stages last
+    Stored and expired sessions leave their stage in the order in which they entered it, because both stages last
     equally long: one queue and one timer serve them all.
     """
 
@@ -613,7 +613,7 @@ class ModeBRegistry:
     def add(self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Register and start a session, under the id with which its conversation was opened.
 
-        ``slot`` holds its slot in admission, and is closed when the session has ended.
+        ``slot`` holds the session's slot in admission, and is closed when the session has ended.
         """
         session = self._session_of(conversation, form, int(time.time()), slot)
         self._begin(session, key)

@@ -138,7 +138,7 @@ class PausedReading:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the socket is read, apart from momentary pauses. Only then is silence the peer's own."""
+        """Whether the socket is read, apart from momentary pauses: only then is the peer's silence its own."""
         return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
 
     @property
@@ -181,7 +181,7 @@ class PausedReading:
             self._read_on()
 
     def end_pass(self) -> None:
-        """Let other connections have a turn before the next message, since this message may have caused much work."""
+        """Let other connections have a turn before the next message, as the last message may have been much work."""
         self.pause_reading(Pause.TURN)
         self.loop.call_soon(self.resume_reading, Pause.TURN)
 
@@ -192,7 +192,7 @@ class PausedReading:
             self.loop.call_soon(self._next_pass)
 
     def _keep_pace(self, seconds: float) -> None:
-        """Pause reading for ``seconds``, before bytes just received are processed: so a burst gains nothing."""
+        """Pause reading for ``seconds``. Bytes just received are processed after the pause: a burst gains nothing."""
         if seconds > 0:
             self.pause_reading(Pause.PACE)
             self._end_pace()
@@ -350,7 +350,7 @@ class StreamConnection(PausedReading, ServerConnection):
         return self.state is State.OPEN and not self.transport.is_closing()
 
     async def answers(self) -> bool:
-        """Ping a peer that has no session yet. Returns whether it sends anything within ANSWER_SEC but a close."""
+        """Ping a peer that has no session yet. Returns whether it sends anything but a close within ANSWER_SEC."""
         if not self.is_open:
             return False
         before = len(self._pending)
@@ -756,7 +756,7 @@ class WatchedPeer(ABC):
         self._rounds.forget(self.check_peer)
 
     def check_peer(self, now: float) -> float | None:
-        """Ping a silent peer, or close the connection if the peer did not answer a ping. A CheckPeer."""
+        """Ping a silent peer, or close the connection if the peer did not answer a ping. See CheckPeer."""
         if not self._listening:
             return None
         listening = self._connection.is_reading

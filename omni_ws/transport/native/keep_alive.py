@@ -230,7 +230,7 @@ KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
 class GroupedAcknowledgements(Acknowledgements):
     """Acknowledgements that all sessions send at the same moments.
 
-    Acknowledged input must be committed first, so the sessions share these commits.
+    Input is committed to the store before it is acknowledged. Sessions that acknowledge together share a commit.
     """
 
     __slots__ = ()

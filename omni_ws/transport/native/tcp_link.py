@@ -46,14 +46,17 @@ class TcpPort:
 
     @property
     def number(self) -> int | None:
-        """The port that is listened on; None if it is not open."""
+        """The port number, once the port is open; None before."""
         if self._server is None or not self._server.sockets:
             return None
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def open(self, make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-        """Listen on ``port``, and call ``make`` for each connection. Raises OSError, with advice, if it is in use."""
+        """Listen on ``port``, and call ``make`` for each connection.
+
+        Raises OSError, with advice, if the port is in use.
+        """
         try:
             self._server = await asyncio.get_running_loop().create_server(make, host, port)
         except OSError as error:

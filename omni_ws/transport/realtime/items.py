@@ -38,7 +38,7 @@ Event: TypeAlias = dict[str, Any]
 
 
 class SessionDialect(ABC):
-    """Base class of dialects: translates events of a client to its conversation, and messages of that to events.
+    """Base class of dialects: they translate between a client's events and the messages of its conversation.
 
     Has no socket. ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the
     session.
@@ -269,7 +269,10 @@ class ConversationItems:
         return self._items.values()
 
     def go_on(self, items: Iterable[Item]) -> None:
-        """Add the items of an earlier session, also to the history, before all others. Raises EngineOverloaded."""
+        """Add the items of an earlier session, also to the history. Call it before any other item is added.
+
+        Raises EngineOverloaded.
+        """
         for item in items:
             item.begin_again()
             self._items[item.item_id] = item
@@ -384,7 +387,7 @@ class Turn:
     def preview(self, text: str) -> str:
         """Take the newest interim text of a piece of the transcript, and return the words to send to the client now.
 
-        Words are stable if the interim text before begins with the same words. The last word is not sent, as it may be
+        Words are sent once two interim texts in a row begin with them. The last word is not sent, as it may be
         incomplete.
         """
         before, self.newest = self.newest, _words(text)

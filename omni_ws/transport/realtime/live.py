@@ -210,7 +210,7 @@ class LiveDialect(SessionDialect):
     # what carries it
 
     def carry(self, *, blocked: Callable[[], bool], listening: Callable[[], bool], keep: Callable[[], str]) -> None:
-        """Set the functions by which the connection is asked.
+        """Set the connection's functions.
 
         ``blocked`` returns whether the client takes no output; ``listening`` whether its input is read. ``keep`` begins
         to keep the session in the store, and returns a token to send to the client, or "".
@@ -478,7 +478,7 @@ class LiveDialect(SessionDialect):
             del self._appends[number]
 
     def _within_limits(self, append: Callable[[], None], event_id: str | None) -> bool:
-        """Call ``append``. If there is no room for what it appends, report that for the event, and return False."""
+        """Call ``append``. If there is no room for what it appends, send an error for the event, and return False."""
         try:
             append()
         except EngineOverloaded as error:

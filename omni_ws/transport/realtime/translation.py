@@ -70,7 +70,7 @@ def check_translates(factory: SessionFactory) -> None:
 
 
 def translation_settings(session: TranslationFields, factory: SessionFactory) -> dict[str, Any]:
-    """Return the ``session_config`` of ``session`` on this server. Raises UnsupportedParameter."""
+    """Return the fields of ``session_config`` for ``session`` on this server. Raises UnsupportedParameter."""
     able = factory.engine.capabilities
     return translation_config(
         session,
@@ -223,7 +223,7 @@ class TranslationDialect(SessionDialect):
                 yield self._text("session.input_transcript.delta", chunk)
 
     def _text(self, kind: str, chunk: OutputChunk) -> Event:
-        """Return the event for a piece of text. Joined, the texts of one ``kind`` are a single text with blanks."""
+        """Return the event for a piece of text. A blank separates the texts of two requests: clients join all texts."""
         before = self._told.get(chunk.modality)
         self._told[chunk.modality] = chunk.request_id
         apart = before not in (None, chunk.request_id) and not chunk.text[:1].isspace()

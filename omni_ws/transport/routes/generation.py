@@ -97,9 +97,9 @@ class GenerationRoutes(FrontEnd):
     async def json_body(
         self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
     ) -> AsyncIterator[JsonBody]:
-        """Read a body that is one JSON object, and yield it; handles errors in the block as ``errors_as_events`` does.
+        """Read a body that is one JSON object, and yield it. Errors in the block are sent as by ``errors_as_events``.
 
-        ``wants_events`` returns whether the client asks for a stream of events, given the fields.
+        ``wants_events`` returns, given the fields, whether the client asks for a stream of events.
         """
         fields, size = await read_json_object(
             exchange, self._config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
@@ -123,7 +123,7 @@ class GenerationRoutes(FrontEnd):
             await respond_error_event(exchange, error)
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Split chunks to the size that sessions accept, except images."""
+        """Split chunks that are larger than sessions accept; images stay whole."""
         size = self._config.streaming_input.max_chunk_bytes
         for chunk in chunks:
             if chunk.modality is Modality.IMAGE:
@@ -242,7 +242,7 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
     the type that curl sends by default (a form), if it begins like an audio file; and a chunked body of that type,
     unless it is the JSON object of an ordinary request. The bytes read for this decision are pushed back.
 
-    Raises UnsupportedFormat for a chunked body of any other type.
+    Raises UnsupportedFormat for a chunked body of any type but these and JSON.
     """
     request = exchange.request
     if is_streaming_input(request):

@@ -127,7 +127,7 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:
-        """List the names of the one model that is served."""
+        """Respond with a list of models that has an entry for each name of the served model."""
         secret = self._secrets.find(presented_key(exchange.request), asyncio.get_running_loop().time())
         if secret is None or secret.kind != NATIVE:
             self._authenticator.authenticate(exchange.request)
@@ -135,7 +135,7 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond_json(200, {"object": "list", "data": data})
 
     async def model(self, exchange: HttpExchange) -> None:
-        """Describe the model by one of its names. Raises ModelNotFound."""
+        """Respond with the entry of the served model under the name in the path. Raises ModelNotFound."""
         self._authenticator.authenticate(exchange.request)
         name = exchange.path_parameters["id"]
         try:
@@ -150,7 +150,7 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
 
     def _status(self) -> str:
-        """Return the state of the server: draining, or the state of its engine or workers, and of its store."""
+        """Return "draining", or the state of the engine or workers; "degraded" if that is "ok" but the store fails."""
         if self._sessions.admission.draining:
             return "draining"
         store, status = self._sessions.store, self._engine_status()
@@ -190,7 +190,7 @@ def _workers(group: WorkerGroup) -> dict[str, Any]:
 
 @cache
 def _web(name: str) -> bytes:
-    """Return a file of the package. Cached, because reading blocks the event loop."""
+    """Return the file ``name`` of the folder ``web``. Cached, because reading blocks the event loop."""
     return resources.files("omni_ws").joinpath("web", name).read_bytes()
 
 

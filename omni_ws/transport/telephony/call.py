@@ -191,7 +191,7 @@ class PhoneCall(SoleConnection):
     """Base class of phone calls: receives speech and keys, sends answers. A FrameReceiver and an Attachment.
 
     The call ends when its session does: after an error, a hang-up or the loss of the connection, or when the server
-    ends. If the session ends in order, the caller first hears the answer to its end.
+    ends. After an orderly end (``ORDERLY_ENDS``), the caller hears the answer to its end.
     """
 
     _playout: Playout
@@ -226,7 +226,7 @@ class PhoneCall(SoleConnection):
     async def run(self, behind: Iterable[tuple[bytes, bool]] = ()) -> None:
         """Serve the call to its end, and close the connection. Call ``session.attach`` with this object before.
 
-        ``behind`` are the messages that arrived before this call, each with whether it is text.
+        ``behind`` are the messages received before ``run``, each with whether it is text.
         """
         try:
             self._connection.attach(self, self._conversation.account)

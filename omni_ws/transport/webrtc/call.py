@@ -353,7 +353,10 @@ async def answer_offer(
 
 
 def announced(answer: str, address: str | None) -> str:
-    """Replace the machine's own addresses in an SDP answer by ``address``, and remove those of the other IP version."""
+    """Replace the machine's own addresses in an SDP answer by ``address``; None replaces nothing.
+
+    Candidates with an own address of the other IP version are removed.
+    """
     if address is None:
         return answer
     version = ipaddress.ip_address(address).version

@@ -669,7 +669,7 @@ class WyomingConnection(SoleConnection):
         return request is not None
 
     def _finish_empty(self, answer: WyomingAnswer) -> None:
-        """Finish an ``answer`` without a request, since there is no input, once all earlier answers are complete."""
+        """Finish the answer to an empty input, which needs no request, once all earlier answers are complete."""
         if len(self._answers) > (may_wait := self._conversation.limits.max_pending_requests):
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         if self._answers:
