@@ -191,7 +191,7 @@ class KeyNeeded:
 # What the tools do: they speak, listen and ask, each call in a session of its own with a voice server.
 
 
-#: The longest that is listened to, in seconds.
+#: The longest time for which the microphone or a file is heard, in seconds.
 MAX_LISTEN_SEC: Final = 60
 #: The largest file: a minute of stereo at 192 kHz, in 32 bits, and its header.
 _MAX_FILE_BYTES: Final = MAX_LISTEN_SEC * 192_000 * 8 + (1 << 20)
@@ -237,7 +237,7 @@ class ProgramVoice:
         self._server: AsyncExitStack = AsyncExitStack()
         self._url = options.url
         self._finding = asyncio.Lock()
-        #: Of the devices: two calls neither talk at once, nor does one hear the other.
+        #: Held while devices are in use, so that calls do not speak simultaneously, or hear each other.
         self._devices = asyncio.Lock()
 
     async def __aenter__(self) -> ProgramVoice:

@@ -79,7 +79,7 @@ class AnswerListener:
         self.asked: set[str] = set()
         self.unwanted: set[str] = set()
         self.input_ended_at: float | None = None
-        #: That of a turn that ended while the answer to the one before was going on.
+        #: When a turn ended while the answer to the turn before was still going on.
         self.next_input_ended_at: float | None = None
         self._interruptible = interruptible
         #: What was heard of an answer that speech has interrupted, until it ends or goes on.
@@ -245,7 +245,7 @@ class AnswerListener:
 
 #: Interval of playback reports.
 REPORT_SEC: Final = 0.2
-#: So many pieces without a level, and the microphone is probably switched off.
+#: After this many pieces of zeros, the microphone is probably switched off.
 SILENT_PIECES: Final = 3000 // PIECE_MS
 #: Interval of levels on a terminal.
 LEVELS_SEC: Final = 1 / 15
@@ -572,15 +572,15 @@ class RealtimeSession:
         self._to_device = soxr.ResampleStream(REALTIME_RATE, rates.played, 1, dtype="int16")
         #: The session as the server has described it.
         self.created: dict[str, Any] = {}
-        #: The names of requests that have no response yet, and that of the one that is being spoken.
+        #: The names of requests that have no response yet, and the name of the turn that is being spoken.
         self._asked: deque[str | None] = deque()
         self._spoken_ref: str | None = None
         self._is_spoken = False
-        #: The response that runs, the last one that ran, and the one that speech has interrupted.
+        #: The ids of the response that runs, of the last one that ran, and of the one that speech has interrupted.
         self._running: str | None = None
         self._latest: str | None = None
         self._interrupted: str | None = None
-        #: What was heard of an answer, as it was reported; and the answer that the server knows to be cut.
+        #: What was heard of an answer, as last reported; and the id of the answer that the server knows to be cut.
         self._heard: tuple[str, float] | None = None
         self._cut: str | None = None
 

@@ -87,7 +87,7 @@ def make_display(*, as_json: bool) -> JsonDisplay:
 
 # Who listens, answers and speaks on the server, by names that people read
 
-#: Engines whose name says less than that of their model.
+#: Engines whose own name says less than the name of their model.
 _NAMELESS: Final = ("remote", "vllm", "talker")
 
 

@@ -16,11 +16,13 @@ from omni_ws.client.audio import AnswerBuffer, PlaybackBuffer
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.installing import install_command
 
-#: What is played waits at least so long for the piece of the microphone that may have its echo: the length of a piece.
+#: How long played audio waits at least for the microphone's piece that may contain its echo: the length of a piece.
 LEAST_LAG_MS: Final = 20
-#: Waiting for half of what the devices are late hides callbacks that come late, and is still ahead of the echo.
+#: The share of the devices' latency that played audio waits. Half of it hides late callbacks, and is still ahead of the
+#: echo.
 LAG_SHARE: Final = 0.5
-#: Devices whose clocks differ let played audio pile up. More is dropped, and the canceller finds the new delay.
+#: If the clocks of the devices differ, played audio piles up. Beyond this it is dropped, and the canceller finds the
+#: new delay.
 MOST_LAG_MS: Final = 250
 #: A piece of which the canceller leaves less than this share of its energy is silenced.
 LEFT_OVER: Final = 10 ** (-12 / 10)
@@ -49,7 +51,7 @@ class EchoBetween:
         bytes_per_ms = 2 * microphone_rate // 1000
         self._most_bytes = MOST_LAG_MS * bytes_per_ms
         lag_ms = min(MOST_LAG_MS / 2, max(LEAST_LAG_MS, LAG_SHARE * latency_ms))
-        #: What was played and is yet to be heard, at the rate of the microphone.
+        #: Audio that was played and not heard yet, at the rate of the microphone.
         self._played = PlaybackBuffer(prefill_bytes=round(lag_ms) * bytes_per_ms)
         self._listening = False
 
@@ -75,7 +77,7 @@ class EchoBetween:
 PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
-#: A microphone that gives nothing for so long is gone, or never was there.
+#: A microphone that gives nothing for this time is gone, or never was there.
 DEAD_SEC: Final = 10.0
 NO_DEVICE: Final = "this machine has no sound device"
 
@@ -141,7 +143,7 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
 class _SoundDevice:
     """Base class of a sound device with 16-bit mono audio. ``level`` is the recent peak, from 0 to 1."""
 
-    #: What it is called, the kind of device that the library calls it, and its stream there.
+    #: The device's name in messages, its kind in the library, and the library's class of its stream.
     name: str
     kind: str
     stream: str
@@ -149,7 +151,7 @@ class _SoundDevice:
     def __init__(self, device: Device, sample_rate: int) -> None:
         self.sample_rate = _sample_rate(device, self.kind, sample_rate)
         self.level = 0.0
-        #: Takes the echo of the loudspeaker out of what the microphone hears, in the threads of the devices.
+        #: Removes the loudspeaker's echo from the microphone's audio, in the threads of the devices.
         self._canceller: EchoBetween | None = None
         self._loop = asyncio.get_running_loop()
         self._device = device
@@ -241,7 +243,7 @@ class LoudspeakerDevice(_SoundDevice):
         super().__init__(device, sample_rate)
         self._idle = asyncio.Event()
         self.buffer = AnswerBuffer(self.sample_rate)
-        #: Lowers what plays while it is not known whether somebody interrupts it.
+        #: Lowers the volume while it is undecided whether the user interrupts.
         self.ducker = Ducker(AudioFormat(sample_rate=self.sample_rate))
         self._open(self._wanted)
         self.start()

@@ -26,7 +26,7 @@ from omni_ws.config.loading import page_address
 from omni_ws.config.values import literal_address, replace_file, user_cache_folder
 from omni_ws.installing import install_command
 
-#: Variables of an environment in which nobody sits before the screen.
+#: Environment variables that show that nobody sits in front of the screen.
 _ELSEWHERE: Final = ("CI", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 _SCREENS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 

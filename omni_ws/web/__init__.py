@@ -33,7 +33,7 @@ _EXPORT: Final = re.compile(r"^export (?=(?:async )?(?:class|function|const) (\w
 _EXPORT_LIST: Final = re.compile(r"^export \{ (\w+(?:, \w+)*) \};$", re.MULTILINE)
 #: What this module does not understand.
 _FOREIGN: Final = re.compile(r"^(?:import|export)\b.*|\bimport\(.*", re.MULTILINE)
-#: Comments that have their lines for themselves. Others stay: what looks like one can be a part of a text.
+#: Comments on lines of their own. Other comments stay: they could be a part of a string.
 _COMMENT: Final = re.compile(r"^[ \t]*(?:/\*(?:[^*]|\*(?!/))*\*/|//.*)[ \t]*\n", re.MULTILINE)
 _INDENT: Final = re.compile(r"^[ \t]+|\n(?=\n)", re.MULTILINE)
 _OWN_ADDRESS: Final = re.compile(r'new URL\("\./([\w.-]+)", import\.meta\.url\)')
@@ -79,7 +79,7 @@ _PAGE: Final = "shared.html"
 _SCRIPT: Final = "browser/calls/shared.js"
 _SHEETS: Final = ("style.css", "calls/waterfall.css", "calls/calls.css", "calls/shared.css")
 _DARK: Final = "dark.css"
-#: The only network that remains is none. The sound is a data: address within the page.
+#: The policy allows no network. The audio is a data: address within the page.
 _POLICY: Final = (
     "default-src 'none'; script-src {script}; style-src {style}; media-src data:; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'"

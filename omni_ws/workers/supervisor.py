@@ -639,8 +639,8 @@ def _processor_sec(pid: int) -> float:
 ANSWER_TIMEOUT_SEC: Final = 2.0
 #: The number of a question whose answer is ignored; other questions are numbered from 1.
 _NO_ANSWER: Final = 0
-#: The questions that workers that start later are asked, too. The argument of such a question is a tuple that begins
-#: with the Unix time until which the question is valid.
+#: The questions that are also passed to workers that start later. The argument of such a question is a tuple that
+#: begins with the Unix time until which the question is valid.
 REMEMBERED: Final = frozenset({KNOW_SECRET})
 
 

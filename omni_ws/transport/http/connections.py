@@ -75,7 +75,7 @@ class Deadline:
 # Peers that disconnect unnoticed: a server learns of a disconnect from the socket's end of data or from a reset, and
 # peers that are unread, half-closed or behind a dead network give neither in time.
 
-#: Seconds after which a socket that is not read is checked first; the interval then doubles up to the second.
+#: How long after reading has paused the peer is first checked; the interval then doubles up to ``LONGEST_CHECK_SEC``.
 FIRST_CHECK_SEC: Final = 1.0
 LONGEST_CHECK_SEC: Final = 4.0
 #: The poll event of a peer that closed its sending side, reported before the data in front of it is read. Linux only.
@@ -300,7 +300,7 @@ MAX_CHUNK_SIZE_DIGITS: Final = 16
 #: section 2.2).
 MAX_EMPTY_LINES: Final = 2
 
-#: The longest line with the size of a chunk and its extensions, in bytes. No extension is known that anybody needs.
+#: The longest line with the size of a chunk and its extensions, in bytes. No extension is known to be in use.
 MAX_CHUNK_LINE: Final = 256
 
 _HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
@@ -671,7 +671,7 @@ class HttpOutput:
         self._writable = asyncio.Event()
         self._writable.set()
         self._deadline = Deadline(asyncio.get_running_loop(), on_timeout)
-        #: From ``close`` on the deadline covers the flush, and resumed writing no longer stops it.
+        #: Whether ``close`` was called: then the deadline covers the flush, and resumed writing does not stop it.
         self._closing = False
         self._unshared_bytes = 0
         #: Content without meaning that a probe may send between two parts of the response; empty for none.

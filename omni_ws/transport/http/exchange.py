@@ -126,11 +126,11 @@ class HttpExchange:
         self.recording = NOT_RECORDED
         #: Set when content of a live body has arrived, not only parameters.
         self.has_content = False
-        #: Bytes that were read, and that ``read`` returns again; and whether the body ends with them.
+        #: Bytes that were pushed back, which ``read`` returns again; and whether the body ends with them.
         self._pushed_back = bytearray()
         self._ended_there = False
-        #: Whether the head of the response has been sent, so that its status can no longer change; and whether its end
-        #: has. h11 refuses events that do not fit, so that these need no check of their own.
+        #: Whether the head of the response has been sent, so that its status can no longer change; and whether the end
+        #: of the response has been sent. h11 refuses events that come at the wrong time, so they need no check here.
         self.head_sent = self._ended = False
         #: Whether parts of the response are sent as chunks.
         self._chunked = False

@@ -200,7 +200,7 @@ class FrontDoor(asyncio.Protocol):
         self._first_byte = b""
         #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
         self._head_bytes = self._lingered_bytes = 0
-        #: Empty lines that may still precede the next head, and how long to wait for its first byte.
+        #: Empty lines that may still precede the next head, and how long to wait for the first byte of that head.
         self._empty_lines_left = MAX_EMPTY_LINES
         self._idle_sec = limits.header_timeout_sec
         self._request: HttpRequest | None = None

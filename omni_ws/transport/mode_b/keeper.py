@@ -46,12 +46,12 @@ from omni_ws.transport.http.exchange import to_thread_if_large
 from omni_ws.transport.mode_b.session import LIVE, ModeBRegistry, ModeBSession, SavedModeB
 from omni_ws.wire.streaming_body import read_append
 
-#: The encodings of audio of which it is known what a piece has of the answer.
+#: The encodings of audio in which the bytes of a piece tell its duration, so that an answer can go on after it.
 _CAN_BE_CUT: Final = frozenset(SAMPLE_BYTES) | {AudioEncoding.WAV}
 #: The kind of these records.
 MODE_B_KIND: Final = "mode_b"
-#: A session with more input than this, or on which work has begun, is given back when no request has come for so many
-#: seconds.
+#: A session with more input than ``SMALL_BYTES``, or on which work has begun, is given back when no request has come
+#: for ``LINGER_SEC``.
 SMALL_BYTES: Final = 64 * 1024
 LINGER_SEC: Final = 0.5
 
@@ -59,7 +59,7 @@ LINGER_SEC: Final = 0.5
 class KeptModeB(msgspec.Struct, kw_only=True):
     """The snapshot of a Mode B session in its record."""
 
-    #: When it was written; Unix time in seconds.
+    #: When the snapshot was written; Unix time in seconds.
     at: float
     session: SavedModeB
 
@@ -97,22 +97,23 @@ class _Held(LeaseHolder, Gate):
     ) -> None:
         self.session, self.owner = session, owner
         self.lease: Lease | None = None
-        #: Requests and readers that use it.
+        #: The number of requests and readers that use the session.
         self.users = 0
-        #: Held while a body is fed, so that the log has bodies in the order in which they were.
+        #: Held while a body is fed, so that the log has the bodies in the order in which they were fed.
         self._feeding = asyncio.Lock()
-        #: Whether a snapshot was written while the body was fed, and has a part of it.
+        #: Whether a snapshot was written while a body was being fed, and so contains a part of the body.
         self._mixed = False
-        #: Whether the record is out of date: the store has failed since, or does not keep a session of this size.
+        #: Whether the record is out of date, since the store has failed or does not keep a session of this size.
         self.behind = False
         self._resting: asyncio.TimerHandle | None = None
-        #: Whether anything of the answer was made.
+        #: Whether the answer has any output yet.
         self.made = any(isinstance(one, OutputChunk) for one in session.output.messages)
         self._keeper = keeper
         self._store = store
         #: The newest ticket, see Gate.
         self._ticket = 0
-        #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
+        #: Whether a snapshot will be written in the next pass of the event loop. Until then, nothing is written to the
+        #: log.
         self._marked = False
         session.tell(done=self._snapshot_and_rest, forgotten=partial(keeper.drop, self))
         if lease is not None:
@@ -271,11 +272,11 @@ class _Fetch:
 
     def __init__(self, fetched: Callable[[_Fetch], Coroutine[Any, Any, _Held | OmniError]], *, name: str) -> None:
         """``fetched`` finds the session; it runs in a task of this ``name``."""
-        #: How many wait for it.
+        #: The number of requests that wait for the session.
         self.users = 0
-        #: Done when its input begins to be fed again, as fast as the engine takes it.
+        #: Done when the session's input begins to be fed again, as fast as the engine takes it.
         self.feeds = asyncio.get_running_loop().create_future()
-        #: Ends with the session, or why there is none.
+        #: Ends with the session, or with the error why there is none.
         self.task = asyncio.create_task(fetched(self), name=name)
 
     def join(self) -> None:

@@ -79,7 +79,7 @@ from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.
 MAX_WAIT_SEC: Final = 60
-#: How long a status waits for a session whose input is fed again; then it tells how far that is.
+#: How long ``status`` waits for a session whose input is being fed again; then it reports how far that is.
 _STATUS_PATIENCE_SEC: Final = 1.0
 #: Sent with a 202: when to ask again for a result that is not complete.
 _RETRY_AFTER: Final = ("Retry-After", "1")
@@ -297,7 +297,7 @@ def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
 
 # Results: as events that can be resumed, or as one JSON object
 
-#: After so many events that the client has already, other tasks have a turn on the event loop.
+#: The number of events, skipped because the client has them, after which other tasks have a turn on the event loop.
 _SKIPPED_AT_A_STRETCH: Final = 64
 
 

@@ -80,7 +80,7 @@ class SavedModeB(msgspec.Struct, kw_only=True):
     """A session of Mode B, live or ended, in a form that can be encoded as bytes."""
 
     session_id: str
-    #: Name of the key that opened it.
+    #: Name of the key that opened the session.
     key_name: str | None
     created_at: int
     form: ResultForm
@@ -138,12 +138,12 @@ class ModeBSession(Attachment):
         self.ended = asyncio.Event()
         #: When the registry expires, or then forgets, the ended session (loop's clock); None once it is forgotten.
         self.kept_until: float | None = None
-        #: None when the work is done, since it holds memory.
+        #: None once the work is done: it would hold memory.
         self._session = session
         if session is not None:
             # Each HTTP request may be delayed or repeated: a gap may stay open until the end of the input is announced.
             session.conversation.stream.leave_gaps()
-        #: How much input had arrived when the session ended, and has since.
+        #: How much input had arrived when the session ended, and how much has arrived since.
         self._progress = InputProgress()
         self._readers = 0
         self._loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class ModeBSession(Attachment):
         self._input_room = asyncio.Event()
         #: How many bodies are being received, or wait for the engine.
         self._bodies = 0
-        #: How many of them wait for room.
+        #: How many of these bodies wait for room.
         self._waiting_bodies = 0
         self._slot = slot
         self._on_end = on_end
@@ -587,7 +587,8 @@ class ModeBRegistry:
         )
         self._by_id: dict[str, tuple[str | None, ModeBSession]] = {}
         self._admission = sessions.admission
-        #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
+        #: Ended sessions with the times at which their stage ends. An entry is stale if its time is not ``kept_until``
+        #: any more.
         self._due: deque[tuple[float, ModeBSession]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._ending: list[ModeBSession] = []

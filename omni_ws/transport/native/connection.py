@@ -79,7 +79,7 @@ class Pause(enum.IntFlag):
     PASS = enum.auto()
     #: The client sent more than its key allows.
     PACE = enum.auto()
-    #: Others have their turn first.
+    #: Other connections have their turn first.
     TURN = enum.auto()
 
 
@@ -116,7 +116,7 @@ _MOMENTARY: Final = Pause.PASS | Pause.TURN
 class PausedReading:
     """Mixin of connections that pause reading for any of several reasons, and resume it when no reason is left."""
 
-    #: The connection sets these two. ``heard_at``: when the peer last sent something (of what is processed now).
+    #: Both are set by the connection. ``heard_at``: when the peer sent the input that is being processed.
     loop: asyncio.AbstractEventLoop
     heard_at: float
     _receiver: FrameReceiver | None = None
@@ -220,7 +220,7 @@ _PONG: Final = _FIN | Opcode.PONG
 _EMPTY_PING: Final = bytes((_FIN | Opcode.PING, 0))
 #: The ping of ``answers``, whose pong has the same payload.
 _CALL: Final = bytes((_FIN | Opcode.PING, 4)) + b"call"
-#: Time for that pong.
+#: Time for the pong to ``_CALL``.
 ANSWER_SEC: Final = 5.0
 #: The first bytes of whole messages, and of all frames that are taken here.
 _MESSAGES: Final = frozenset({_TEXT, _BINARY})
@@ -229,16 +229,16 @@ _MASK_BIT: Final = 0x80
 _LENGTH_16, _LENGTH_64 = 126, 127
 _SHORT_HEADER_BYTES, _LONG_HEADER_BYTES = 6, 14
 
-#: Unwritten bytes (of pongs, above all) from which on the client is not read.
+#: Unwritten bytes (mostly of pongs) above which the client's input is not read.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
-#: A client that takes less of them than this in ``write_timeout`` does not read.
+#: A client that takes fewer unwritten bytes than this in ``write_timeout`` counts as not reading.
 _PROGRESS_BYTES: Final = 1 << 16
 #: Time for the closing handshake, after which the connection is aborted.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 MAX_CLOSE_REASON_BYTES: Final = 120
 #: Work for one connection in one pass. The library's parser cannot be stopped after some frames.
 _FRAMES_PER_PASS: Final = range(64)
-#: Bytes of a frame behind which the next one waits for another pass: a hundred connections may each have several.
+#: The size of a frame after which the next frame waits for another pass: a hundred connections may each have several.
 _MUCH_FOR_A_PASS: Final = 8192
 _PARSER_BYTES_PER_PASS: Final = 1024
 
@@ -314,7 +314,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         self._watch = Recheck(self._check_hang_up)
-        #: Done by what the peer sends, or by its end; None unless ``answers`` waits for that.
+        #: Done when the peer sends anything, or is gone; None unless ``answers`` waits for that.
         self._answer: asyncio.Future[None] | None = None
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:

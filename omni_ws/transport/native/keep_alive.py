@@ -223,7 +223,7 @@ class Acknowledgements:
         self.due_at = math.inf
 
 
-#: Of sessions in a store: the steps in which acknowledgements come, so that sessions share the commits before them.
+#: The interval at which sessions in a store acknowledge, so that they share the commits before their acknowledgements.
 KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
 
 

@@ -96,7 +96,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
         self._failed = False
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self._watch = Recheck(self._check_hang_up)
-        #: Whether the peer has yet to take what was written.
+        #: Whether writing should pause: the peer has not taken what was written.
         self.paused = False
         self.heard_at = self.loop.time()
 
@@ -290,7 +290,7 @@ class Playout:
     """
 
     def __init__(self, packet_bytes: int, audio: AudioFormat, *, silence: bytes = b"\0") -> None:
-        #: Bytes of audio that were not taken.
+        #: Bytes of queued audio.
         self.waiting = 0
         self._ducker = Ducker(audio)
         self._packet_bytes = packet_bytes

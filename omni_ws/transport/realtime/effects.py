@@ -105,9 +105,9 @@ def naming(place: str) -> Iterator[None]:
         raise
 
 
-#: The warnings of one event; a client learns of further fields when it has left out these.
+#: The most warnings for one event. A client that leaves out these fields is warned of the others.
 MAX_WARNINGS: Final = 32
-#: Fields of every event, and the objects in events that are named for themselves.
+#: Fields that every event has, and objects whose fields have names of their own in warnings.
 _NAMED_APART: Final = ("type", "event_id", "session", "response", "item")
 #: The fields of a session and of a response that a transport decides with fields of ``session_config``.
 _OF_MEDIA: Final = {"input_audio": "audio.input.format", "output_audio": "audio.output.format"}
@@ -292,14 +292,14 @@ def _inner(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 # UrlImages: fetches the images that client events name by URL, while the events that depend on them wait.
 
 
-#: The events that wait for an image that an event before them names; others overtake it.
+#: The events that wait while an earlier event waits for its image. All other events overtake it.
 WAITING_KINDS: Final = frozenset(
     {"conversation.item.create", "conversation.item.retrieve", "conversation.item.delete", "response.create"}
 )
-#: How many of them may wait, and how many images one of them may name.
+#: How many events may wait, and how many images one event may name.
 MAX_WAITING: Final = 64
 MAX_IMAGES: Final = 16
-#: The memory of an image while it becomes a data: URL, for each of its bytes.
+#: The memory that an image takes while it becomes a data: URL, as a multiple of its size.
 _COPIES: Final = 3
 
 
@@ -443,11 +443,11 @@ class McpItems(CallKeeper):
         self._may_answer = may_answer
         self._answer = answer
         self._forget = forget
-        #: The item of each server's tools that are being listed, by label.
+        #: The id of the item ``mcp_list_tools`` for each server whose tools are being listed, by label.
         self._listings: dict[str, str] = {}
-        #: The item of each call, or of the refusal of a call.
+        #: The item of each call, or of the client's refusal of it, by call id.
         self._calls: dict[str, Item] = {}
-        #: The responses that are held, by request id, and those that were, whose calls go on.
+        #: The held responses, by request id; and the responses that were held before, whose calls go on.
         self._held: dict[str, RealtimeResponse] = {}
         self._earlier: dict[str, RealtimeResponse] = {}
         #: Calls that were over before the end of their response was rendered, by request id.

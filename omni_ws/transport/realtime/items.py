@@ -88,7 +88,7 @@ class SessionDialect(ABC):
 
 #: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
-#: In place of the id of an item: the beginning of the conversation.
+#: In place of an item's id: the place before all items of the conversation.
 ROOT: Final = "root"
 
 
@@ -372,7 +372,7 @@ class Turn:
     transcript: list[str] = field(default_factory=list)
     #: The language of the latest piece (RFC 5646), if it was detected.
     language: str | None = None
-    #: The words of the newest interim text of the piece that is being recognised, and how many of them were told.
+    #: The words of the newest interim text of the piece that is being recognised, and how many of them were sent.
     newest: list[str] = field(default_factory=list)
     told: int = 0
 
@@ -511,7 +511,8 @@ class RealtimeResponse:
         self._message: _Output | None = None
         self._calls: dict[int, _Output] = {}
         self._server_call = server_call
-        #: The response as it will be done, once the calls that the server makes are over; None before its end.
+        #: The fields of the finished response; None before its end. It is done when the calls that the server makes are
+        #: over.
         self._ended: dict[str, Any] | None = None
         #: Charged for the text of the answer so far.
         self._share = Share(account)

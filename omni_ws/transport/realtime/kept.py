@@ -35,7 +35,7 @@ from omni_ws.wire.realtime_session import SessionFields
 #: The kinds of these records.
 REALTIME_KIND: Final = "realtime"
 LIVE_KIND: Final = "live"
-#: The query parameters that name the session to go on with, and show that one may.
+#: The query parameters with the id of the session to continue, and the token of its client.
 SESSION: Final = "session"
 TOKEN: Final = "resume_token"
 Content = TypeVar("Content")

@@ -117,7 +117,7 @@ from omni_ws.wire.server_frames import (
     SpeechStoppedFrame,
 )
 
-#: A session without audio of the client ends after so long.
+#: A session ends after this time without audio from the client.
 SILENT_SEC: Final = 30.0
 #: The interval of ``session.usage.updated``.
 USAGE_SEC: Final = 15
@@ -169,7 +169,7 @@ class LiveDialect(SessionDialect):
         self.start_fields: MediaStart | None = None
         #: Whether ``session.closed`` was sent: nothing follows it.
         self.closed = False
-        #: What ``keep`` of ``carry`` has returned.
+        #: The token that ``keep`` (see ``carry``) has returned; "" for none.
         self.token = ""
         self._blocked: Callable[[], bool] = lambda: False
         self._listening: Callable[[], bool] = lambda: True
@@ -190,21 +190,21 @@ class LiveDialect(SessionDialect):
         self._clock: asyncio.TimerHandle | None = None
         self._usage_due = USAGE_SEC
         self._muted = False
-        #: Milliseconds of audio that have arrived, and by how much the line was ahead of them at the last arrival.
+        #: Milliseconds of audio that have arrived, and how far the line was ahead of this audio at its last arrival.
         self._received_ms = 0.0
         self._behind_ms = 0.0
-        #: When the user began to speak last, and stopped, on the line.
+        #: When the user last began and stopped to speak, on the line.
         self._spoke_ms = 0.0
         self._stopped_ms: float | None = None
         self._input, self._output = TranscriptLine(), TranscriptLine()
         self._heard: dict[str, HeardText] = {}
         self._spoken: dict[str, SpokenText] = {}
-        #: Answers of which nothing more is played than what was sent: their text is told up to there.
+        #: Answers whose audio was cut: their transcript ends where the sent audio ends.
         self._ending: set[str] = set()
-        #: Commentary that has not entered the model's context, by its number: the id of the client's event.
+        #: The commentary that the model has not seen yet: by its number, the id of the client's event.
         self._appends: dict[int, str | None] = {}
         self._appended = 0
-        #: The size of all appended instructions.
+        #: The size of all appended instructions, in tokens.
         self._rule_tokens = 0
 
     # what carries it

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 #: The length of a frame, which is also the interval of ``tick``.
 FRAME_MS: Final = 100
-#: How far ahead of the time line sound is sent. Clients play what they have got to its end, also when interrupted.
+#: How far ahead of the time line audio is sent. Clients play all that they have received, even if it was interrupted.
 LEAD_MS: Final = 200
 #: The byte that is silence, by encoding.
 SILENCE: Final = {AudioEncoding.PCM16: b"\0", AudioEncoding.PCMU: b"\xff", AudioEncoding.PCMA: b"\xd5"}
@@ -142,11 +142,12 @@ class LivePlayer:
         self._bytes_per_ms = audio.bytes_per_second // 1000
         self._ducker = None if audio.encoding is AudioEncoding.PCMA else Ducker(audio)
         self._answers: deque[_Answer] = deque()
-        #: What was sent and not passed yet.
+        #: The pieces that were sent, and that the line has not passed.
         self._ahead: deque[_Piece] = deque()
-        #: Up to where on the line something was sent.
+        #: The position on the line up to which audio was sent.
         self.sent_ms = 0.0
-        #: Of the answer that was cut last, up to where it was sent: what is sent again before that is left out.
+        #: The id of the answer that was cut last, and the position up to which it was sent: audio before that is not
+        #: sent again.
         self._cut: tuple[str, float] = ("", 0.0)
 
     @property
@@ -278,7 +279,7 @@ class LiveFixture:
         self._audio = audio
         self._share = Share(dialect.conversation.account)
         self._event_id: str | None = None
-        #: Whether one is being played.
+        #: Whether a fixture is being played.
         self.playing = False
 
     def play(self, fields: Mapping[str, Any], event_id: str | None) -> None:
@@ -385,7 +386,7 @@ class HeardText:
     """
 
     def __init__(self) -> None:
-        #: Whether anything of the request was told.
+        #: Whether any words of the request were sent.
         self.begun = False
         self._told = 0
         self._last: list[str] = []
@@ -414,17 +415,18 @@ class SpokenText:
     """
 
     def __init__(self) -> None:
-        #: Whether any of it was told.
+        #: Whether any of the text was sent.
         self.begun = False
-        #: Text that was not told yet, except what ``_window`` has.
+        #: Text that was not sent yet, except the text in ``_window``.
         self._pieces: deque[str] = deque()
-        #: The text from ``_start`` on, as far as it was needed; and where in the text telling has come to.
+        #: A stretch of the text, from ``_start`` on; and the position up to which the text was sent.
         self._window = ""
         self._start = 0
         self._told = 0
         self._words: deque[Word] = deque()
         self._timed = False
-        #: Up to where in the answer its sound was heard, and up to where its words were told, in milliseconds.
+        #: The position in the answer up to which its audio was heard, and up to which its words were sent, in
+        #: milliseconds.
         self._heard_ms = 0.0
         self._told_ms = 0.0
 
@@ -530,7 +532,7 @@ DELEGATE_TOOL: Final[Mapping[str, Any]] = {
         },
     },
 }
-#: What the model is told of it, behind the client's instructions.
+#: The instructions about ``delegate`` for the model, after the client's instructions.
 DELEGATE_RULE: Final = (
     "When the user wants something that you cannot know or do in this talk, say in a few words that you look into it, "
     "and call delegate once for it. Its result is told to you later; until then go on talking, and never make it up. "
@@ -615,7 +617,7 @@ MAX_BUFFERED_ITEMS: Final = 128
 MAX_BUFFERED_BYTES: Final = 32 << 10
 #: Responses whose calls may wait for outputs; beyond that the oldest is given up.
 MAX_WAITING: Final = 64
-#: The characters of the talk that the chat is shown with a piece of work, and of a result that are told.
+#: The most characters of the conversation that the chat sees with its task, and of a result that is told.
 TALK_CHARACTERS: Final = 4000
 RESULT_CHARACTERS: Final = 16_000
 #: The place of the settings, for errors.
@@ -625,7 +627,7 @@ INSTRUCTIONS: Final = (
     "You do the work that the assistant of a spoken talk hands over to you. Use your tools for it, and make nothing "
     "up. Answer with the result alone, briefly and in plain words: it is told by voice."
 )
-#: What is told of work without a result.
+#: Told by the voice in place of a result.
 FAILED: Final = "The work could not be completed."
 NOTHING: Final = "The work has ended without a result."
 

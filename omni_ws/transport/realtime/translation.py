@@ -105,9 +105,9 @@ class TranslationDialect(SessionDialect):
         self._heard = 0
         #: The requests that have no final yet.
         self._open: set[str] = set()
-        #: Whether the client has ended the session, and whether all that it said before was heard.
+        #: Whether the client has ended the session, and whether all speech before that was heard.
         self._closing = self._heard_all = False
-        #: The request of which something was told last, for each kind of text.
+        #: The request whose text was sent last, for each kind of text.
         self._told: dict[OutputModality, str] = {}
         self._expires_at = int(time.time()) + MAX_SESSION_SEC
         self._configure(bound)

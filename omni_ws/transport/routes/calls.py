@@ -69,7 +69,7 @@ ANSWER_SEC: Final = 120.0
 #: The longest instructions, and the longest name of a voice.
 MAX_INSTRUCTIONS: Final = 32_000
 MAX_VOICE: Final = 256
-#: Of the body of a request.
+#: The largest body of a request, in bytes.
 MAX_BODY_BYTES: Final = 256 * 1024
 _FIELDS: Final = frozenset({"turn", "instructions", "voice"})
 _PIECE_SEC: Final = 0.1
@@ -77,7 +77,7 @@ _PIECE_BYTES: Final = int(SPOKEN_RATE * _PIECE_SEC) * 2
 _SPOKEN: Final = AudioFormat(AudioEncoding.PCM16, SPOKEN_RATE)
 _ANSWERED: Final = AudioFormat(AudioEncoding.PCM16, ANSWER_RATE)
 _RETRY_MS: Final = 5000
-#: How long the recording may take to be written, and how often it is looked whether it is.
+#: How long the recording may take to be written, and the interval of checks for that.
 _WRITE_SEC: Final = 10.0
 _LOOK_SEC: Final = 0.02
 
@@ -208,7 +208,7 @@ KEPT_SEC: Final = 120.0
 T = TypeVar("T")
 _PART_BYTES: Final = 256 * 1024
 _RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
-#: Of every response: nothing is guessed from its content, no page of another site gets it, and no cache keeps it.
+#: Header fields of every response: no browser guesses its type, no page of another site gets it, and no cache keeps it.
 _HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -258,9 +258,9 @@ class CallRoutes(FrontEnd):
         record = self._config.record
         self._folder = None if record is None else CallFolder(record)
         self._forks = CallForks(app)
-        #: A long call takes seconds: one is read at a time, also when the client that asked for it is gone.
+        #: Reading a long call takes seconds. One call is read at a time, even if the client that asked for it is gone.
         self._thread = SoleThread("recordings")
-        #: By the recording and its size, the sound that was made; that which was asked for last at the end.
+        #: The files with audio, by the recording and its size; the one that was requested last is at the end.
         self._sounds: OrderedDict[tuple[Path, int], _File] = OrderedDict()
         #: Held while a sound is made, so that none is made twice.
         self._making = asyncio.Lock()

@@ -47,7 +47,7 @@ class ChainedAnswer:
     def __init__(self, conversation: Conversation, mcp: ToolServers) -> None:
         self._conversation = conversation
         self._mcp = mcp
-        #: The indices that the client sees, of the calls of its functions, by request id and index.
+        #: The indices of function calls as the client sees them, by request id and the engine's index.
         self._shown: dict[tuple[str, int], int] = {}
         self._usage = Usage()
         self._finals = 0

@@ -38,12 +38,12 @@ BEGINS_SEC: Final = 2.0
 EVERY_SEC: Final = 1.5
 #: The peak of the sound: -40 dB of full scale.
 PEAK: Final = 0.01
-#: Two notes, the second lower (Hz), each so long.
+#: The frequencies of the two notes in Hz, and the length of each.
 NOTES: Final = (311.0, 233.0)
 NOTE_SEC: Final = 0.1
 #: Sound is sent in packets of the telephone network.
 PACKET_SEC: Final = 0.02
-#: Answers that nobody waits for.
+#: The triggers of answers that nobody waits for.
 _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
 
@@ -132,7 +132,7 @@ PLAYOUT_MARGIN_SEC: Final = 1.0
 KEYS: Final = frozenset("0123456789*#ABCD")
 #: The key that completes an entry: a series of keys that belong together.
 END: Final = "#"
-#: An entry is also complete so many seconds after its last key.
+#: An entry is also complete this many seconds after its last key.
 PAUSE_SEC: Final = 2.0
 #: The longest entry: a credit card has 19 digits.
 MAX_KEYS: Final = 32
@@ -143,7 +143,7 @@ class PhoneCalls(SessionFrontEnd):
 
     def __init__(self, app: Application) -> None:
         super().__init__(app, Sessions(app.sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        #: Of each connection that waits for its call to begin, the function that refuses it.
+        #: For each connection that waits for its call to begin, the function that refuses it.
         self._openings: set[Callable[[OmniError], None]] = set()
 
     async def _open(self, key: ApiKey | None, client: str, audio: Mapping[str, Any], **given: str) -> Session:

@@ -290,7 +290,7 @@ FRAME_BYTES: Final = 20 * BYTES_PER_MS
 #: The longest media message, and the audio between two marks: 200 ms.
 PIECE_BYTES: Final = 10 * FRAME_BYTES
 SILENCE: Final = b"\xff"
-#: Marks that are remembered, of a gateway that returns none.
+#: The most marks that are remembered, if a gateway returns none.
 MAX_MARKS: Final = 256
 
 

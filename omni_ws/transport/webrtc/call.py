@@ -95,7 +95,7 @@ check_private_names(
 )
 #: The sound of both tracks, as it is recorded.
 TRACK: Final = AudioFormat(sample_rate=SAMPLE_RATE)
-#: Stands for a response in the playout of sound that belongs to none.
+#: In place of a response id in the playout: audio that belongs to no response.
 _BESIDE: Final = ""
 #: What a sideband may not send, and why.
 _REFUSED: Final = {"input_audio_buffer.append": "the audio of a call comes by its track: a sideband cannot append any"}
@@ -392,7 +392,7 @@ MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
 #: Fragments that may wait for the rest of their messages, or for earlier fragments. For each new fragment, the library
 #: searches all that wait.
 MAX_FRAGMENTS: Final = 2048
-#: After so many fragments, the length of their messages is checked.
+#: The number of fragments after which the length of their messages is checked.
 _FRAGMENTS_PER_LOOK: Final = 32
 #: Unsent bytes above which writing pauses, and below which it resumes.
 MAX_UNSENT_BYTES: Final = 1 << 20
@@ -433,7 +433,7 @@ class CallChannel(PausedReading):
         self._input_pace = input_pace
         #: Done when the channel is open, or the peer is gone.
         self.opened: asyncio.Future[bool] = self.loop.create_future()
-        #: Set when nothing waits to be sent, or nothing can be.
+        #: Set when no message waits to be sent, or none can be sent any more.
         self._sent = asyncio.Event()
         self.heard_at = self.loop.time()
         #: Whether input is no longer accepted, because the peer's messages have too many fragments.
@@ -883,7 +883,7 @@ _REFUSED_IN_LIVE: Final = {
 }
 #: What only a sideband may send.
 _FIXTURE: Final = "session.output_audio.fixture.play"
-#: The name of all that is played, in the speaker.
+#: In place of a response id in the speaker: one id for all audio.
 _VOICE: Final = "voice"
 
 

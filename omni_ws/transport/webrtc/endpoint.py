@@ -97,7 +97,7 @@ class WebrtcCalls(SessionFrontEnd):
     def __init__(self, app: Application) -> None:
         super().__init__(app, Sessions(app.sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
         self._rounds = PeerRounds.configured(self._config.streaming_input)
-        #: By id.
+        #: The running calls, by call id.
         self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:

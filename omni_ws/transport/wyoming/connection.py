@@ -74,7 +74,7 @@ from omni_ws.wire.wyoming import (
 
 #: Unsent bytes at which writing stops: a second of 16-bit audio at 24 kHz.
 MAX_UNSENT_BYTES: Final = 48_000
-#: Bytes of a frame behind which the next one waits for another pass of the event loop.
+#: The size of a frame after which the next frame waits for another pass of the event loop.
 _MUCH_FOR_A_PASS: Final = 64 * 1024
 
 
@@ -144,7 +144,7 @@ class WyomingLink(TcpLink):
 # What was said in conversations that go on over several connections, by the names that their clients gave them.
 
 
-#: Conversations that are known at a time, and for how long after their last answer: Home Assistant's own time.
+#: The most conversations that are remembered, and for how long after their last answer (Home Assistant's own time).
 MAX_TALKS: Final = 64
 KEPT_SEC: Final = 300.0
 
@@ -158,7 +158,7 @@ class Talks:
 
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        #: The messages, and the time at which they are forgotten.
+        #: The messages of each conversation, and the time at which they are forgotten, by name.
         self._talks: dict[str, tuple[tuple[Message, ...], float]] = {}
 
     def messages(self, name: str, *, now: float) -> tuple[Message, ...]:
@@ -299,7 +299,7 @@ _PCM: Final = {"rate": SOUND.sample_rate, "width": 2, "channels": 1}
 class WyomingAnswer(ABC):
     """The answer to one request of a peer: renders outputs of the engine as events of Wyoming."""
 
-    #: Whether the connection ends with a failure: a client that waits for an answer passes over error events.
+    #: Whether a failure of the request ends the connection: a client that waits for an answer ignores error events.
     ends_in_error = True
 
     @abstractmethod
@@ -353,7 +353,7 @@ class _Sounding:
 
     def __init__(self) -> None:
         self.begun = False
-        #: Milliseconds so far.
+        #: Milliseconds of audio so far.
         self.ms = 0.0
 
     def play(self, audio: bytes) -> Iterator[bytes]:
@@ -489,13 +489,13 @@ class SatelliteTurn(WyomingAnswer):
 # WyomingConnection: the connection of one peer, a client of the services or a satellite, with its session.
 
 
-#: How long a satellite is heard without any speech, by its sound: Home Assistant's own time.
+#: How much audio a satellite may send without any speech (Home Assistant's own limit).
 LISTEN_MS: Final = 15_000
-#: How much longer than its sound an answer may take to be played, before a satellite is heard again.
+#: How much longer than its audio an answer may take to be played, before the satellite is heard again.
 PLAYED_MARGIN_SEC: Final = 1.0
-#: The lead of an answer over its playback: none that counts, as the peer has buffers of its own.
+#: The lead of an answer over its playback: practically unlimited, as the peer has buffers of its own.
 _UNPACED_MS: Final = 3_600_000
-#: Begins the names of answers to what needs no request.
+#: The prefix of the ids of answers to empty inputs, which have no requests.
 _EMPTY: Final = "empty "
 _WRITE_BATCH_MESSAGES: Final = 128
 _LAYOUTS: Final = {1: SampleLayout.U8, 2: SampleLayout.S16, 3: SampleLayout.S24, 4: SampleLayout.S32}

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Label of the sessions in metrics, logs and recordings.
 WYOMING_ORIGIN: Final[Literal["wyoming"]] = "wyoming"
-#: Seconds for an attempt to reach a satellite, and from one to the next.
+#: Seconds that an attempt to reach a satellite may take, and seconds from one attempt to the next.
 CONNECT_TIMEOUT_SEC: Final = 10.0
 RECONNECT_SEC: Final = 10.0
 
@@ -206,7 +206,7 @@ async def _ping(link: WyomingLink, settings: KeepAliveSettings) -> None:
 # Lobby: what receives the events of a connection that has no session.
 
 
-#: Events that need a session, be it to be refused. Others are passed over.
+#: Events that need a session, even if only to be refused. Others are ignored.
 _OF_SESSIONS: Final = frozenset({"transcribe", "audio-start", "transcript", "run-pipeline", *UNSERVED}) | {
     f"synthesize{step}" for step in ("", "-start", "-chunk", "-stop")
 }
@@ -219,7 +219,7 @@ class Lobby:
         self._link = link
         self._factory = factory
         self._loop = asyncio.get_running_loop()
-        #: When the last event came: bytes of an incomplete one are no sign of life.
+        #: When the last event came. Bytes of an incomplete event do not count.
         self._heard_at = self._loop.time()
         #: The first event that needs a session; None if the peer is gone.
         self._first: asyncio.Future[bytes | None] = self._loop.create_future()
