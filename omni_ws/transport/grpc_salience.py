@@ -533,7 +533,7 @@ class GrpcListener:
         self._stopping: asyncio.Future[None] | None = None
 
     def hurry(self, timeout: float) -> None:
-        """Set how long ``close`` waits for running calls, in seconds: it is called after a second signal to stop."""
+        """Set how long ``close`` waits for running calls, in seconds. Called after a second signal to stop."""
         self._close_timeout = timeout
 
     def begin(self) -> None:

@@ -469,7 +469,7 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
 
 
 def _sole_cause(raised: Exception) -> Exception:
-    """Return the exception inside groups of a single exception, such as those that task groups raise."""
+    """Return the only exception in a group, or in nested groups, such as task groups raise; otherwise ``raised``."""
     while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
         raised = raised.exceptions[0]
     return raised

@@ -355,7 +355,7 @@ async def answer_offer(
 def announced(answer: str, address: str | None) -> str:
     """Replace the machine's own addresses in an SDP answer by ``address``; None replaces nothing.
 
-    Candidates with an own address of the other IP version are removed.
+    Candidates with addresses of the machine in the other IP version are removed.
     """
     if address is None:
         return answer
