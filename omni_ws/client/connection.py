@@ -410,7 +410,7 @@ def encode_config(fields: Mapping[str, Any]) -> bytes:
 
 
 def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
-    """Return a function that encodes a numbered chunk to a frame and whether that is a text frame."""
+    """Return a function that encodes a numbered chunk. It returns the frame, and whether that is a text frame."""
     return _smallest_frame if binary else _text_frame
 
 

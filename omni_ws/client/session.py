@@ -138,7 +138,7 @@ class Link:
     """The current connection of a session: sends frames, receives events, and reconnects.
 
     One task owns the connection and reads from it; a child task writes. ``encode`` converts a chunk to a frame, and
-    returns it with whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
+    returns the frame, and whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
     """
 
     def __init__(
@@ -254,7 +254,10 @@ class Link:
                 self._probe_credit()
 
     def _probe_credit(self) -> None:
-        """Repeat an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
+        """Send the number of an accepted chunk again, without payload, for an acknowledgement that states the credit.
+
+        The server drops the chunk as a duplicate.
+        """
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)

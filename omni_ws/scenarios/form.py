@@ -170,7 +170,7 @@ class LoseNetwork(_Strict, frozen=True, kw_only=True):
 
 
 class ResultOfTool(_Strict, frozen=True, kw_only=True):
-    """Wait for a call of this tool, check its arguments, and return ``result`` after ``after_ms``."""
+    """The tool call that a step waits for, the arguments to check, and the ``result`` to return after ``after_ms``."""
 
     name: _Name
     result: str

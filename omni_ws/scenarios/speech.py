@@ -75,7 +75,7 @@ class CallersVoice:
 
     @property
     def release(self) -> str:
-        """The version of the synthesiser, on which rendered speech depends as well as on voice and text."""
+        """The versions of the synthesiser and its model, on which the rendered speech depends."""
         try:
             found = version(_PACKAGES[self.kind])
         except PackageNotFoundError:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """Return the error that a client gets in place of ``exception``, which is logged under the id of that error."""
+    """Log ``exception`` under a new error id, and return the error, with that id, that the client gets instead."""
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed("the server failed to answer this request", error_id=error_id)

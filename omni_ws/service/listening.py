@@ -169,8 +169,8 @@ class Reached:
 class ListeningSettings:
     """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
 
-    ``echo``: the echo of what the client plays is removed from its audio. ``noise``: the noise suppression for the
-    detector, which requests do not hear.
+    ``echo``: the echo of what the client plays is removed from its audio. ``noise``: the suppression of noise in the
+    detector's input; requests get the noise.
     """
 
     turns: TurnDetectionConfig | None

@@ -276,7 +276,7 @@ class McpLink:
         return await self._guarded(called)
 
     def close(self) -> None:
-        """Close the connection; calls that wait for it fail. Idempotent."""
+        """Close the connection, and fail the calls that wait for it. Idempotent."""
         if self._task is not None:
             self._task.cancel()
         self._task = self._ready = None

@@ -367,10 +367,7 @@ class AnswerWriter:
         return False
 
     def _note_answer(self, output: EngineOutput) -> None:
-        """At the first output of an answer, note that all words of the input are known if the engine transcribes first.
-
-        If these words only ask for silence ("stop"), the answer ends here, empty.
-        """
+        """If the engine transcribes first, note at an answer's first output that all words of the input are known."""
         if self._answers_last and type(output) in _ANSWERS:
             self._answers_last = False
             self._request.know_words(WordsKnown.ALL)
@@ -379,7 +376,10 @@ class AnswerWriter:
                 self._stop_engine()
 
     def _send_now(self, output: EngineOutput) -> bool:
-        """Send an output while no other one waits. Returns False, having done nothing, if the output has to wait."""
+        """Send an output without waiting. Returns False, having done nothing, if the output has to wait.
+
+        Called only while no other output waits.
+        """
         if self._outbox.full_since is not None or not self._request.may_write:
             return False
         if self._request.holds is not None and not self._request.holds.decided:
@@ -604,7 +604,7 @@ def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputCh
 def final_chunk(
     request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
-    """Return the final, with the next number. ``finished`` is the engine's own end; None if there was none."""
+    """Return the final, with the next number. ``finished`` is the Finished of the engine; None if it wrote none."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         words = request.words if request.spoke else WordsKnown.ALL
         return FinalChunk(

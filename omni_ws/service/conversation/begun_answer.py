@@ -39,7 +39,8 @@ class VoiceRestart:
     """Where a voice begins again: at character ``position`` of the text, about ``ms`` milliseconds into the audio.
 
     The client has the first ``told`` words after that place. ``word`` is the word in which the audio that the client
-    has ends, and ``number`` its number after that place, from 0; None if the voice has told no word times.
+    has ends, and ``number`` its number after that place, from 0. ``word`` is None if no word times are known for that
+    audio.
     """
 
     position: int = 0

@@ -273,7 +273,7 @@ class Configuration:
         )
 
     def check_chunk(self, chunk: InputChunk) -> None:
-        """Check an input chunk against the engine.
+        """Check that the engine and the configuration support an input chunk.
 
         Raises UnsupportedModality, UnsupportedParameter, UnsupportedFormat or InvalidValue.
         """

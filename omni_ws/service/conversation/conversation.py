@@ -242,7 +242,7 @@ class Conversation:
     # input
 
     def configure(self, patch: Mapping[str, Any], *, field_names: FieldNames | None = None) -> SessionConfig:
-        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then.
+        """Configure the requests that open from now on. Raises an InvalidRequest; then nothing is changed.
 
         ``field_names`` maps the names of fields to those that the client uses, for this error and all later ones.
         """
@@ -408,7 +408,10 @@ class Conversation:
         return self.ledger.heard_text(entry) if entry.finished else None
 
     def truncate_history(self, request_id: str) -> int:
-        """Drop the end of the history, see History.truncate. Raises SessionConflict while any request is open."""
+        """Drop a request and all later ones from the history. Returns how many; see History.truncate.
+
+        Raises SessionConflict while any request is open.
+        """
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.ledger.history.truncate(request_id)
@@ -694,7 +697,7 @@ class Conversation:
 
     @property
     def may_be_interrupted(self) -> bool:
-        """Whether speech that begins now opens a request that interrupts."""
+        """Whether a request that speech opens now would interrupt the answer."""
         no_input = self.receiving is None and self.stream.current is None
         return no_input and self.configuration.effective.overlap == "interrupt"
 
@@ -703,7 +706,7 @@ class Conversation:
         self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
-        """Let input continue, as audio was processed: a listener that was full may have room."""
+        """Let input continue, as the listener has processed audio and may have room again."""
         self._flow.offer()
 
     # requests whose input is whole, beside the stream of the input
@@ -871,7 +874,7 @@ class Conversation:
         self._update_answering()
 
     def withdraw_request(self, request: Request) -> None:
-        """Take back the request of an uncertain onset, as if it had never opened."""
+        """Withdraw the request of an uncertain onset, as if it had never opened."""
         self.stream.withdraw(request.session)
         if request is self.receiving:
             self.stop_receiving()

@@ -242,7 +242,7 @@ class CutTurns:
     def add(self, request: Request, *, known: bool, at_once: bool, now: float) -> None:
         """Add a request whose answer was cut off.
 
-        ``known``: none of its speech is still being transcribed. ``at_once``: its final is due now.
+        ``known``: the transcription of its speech has ended. ``at_once``: its final is due now.
         """
         turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self.patience, known)
         self._turns.append(turn)

@@ -566,7 +566,7 @@ def judged(
     after_question: bool,
     others: Sequence[str] = (),
 ) -> Verdict:
-    """Return the verdict on speech over an answer that has paused, or that may be an interruption while it goes on.
+    """Return the verdict on speech over an answer. While the speech has not paused, only an INTERRUPTION is reliable.
 
     ``text`` has the words recognised so far: None if nothing is known yet, "" if there are none. ``probability`` is the
     result of ``backchannel_probability``. ``after_question``: the assistant has just asked something, so that "yeah" is
@@ -592,10 +592,10 @@ def judged(
 
 
 def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, after_question: bool) -> Verdict:
-    """Return the verdict on known words. ``sure``, ``rather``: the sound was surely, or rather, a backchannel.
+    """Return the verdict on known words. ``sure``, ``rather``: the sound was surely, or probably, a backchannel.
 
     For a hum a recogniser may write any words, such as "The moment." or "Lambda". If the sound was surely a hum, the
-    words count only if they interrupt. Some words are so often written for hums that "rather" suffices for them.
+    words count only if they interrupt. Some words are so often written for hums that "probably" suffices for them.
     """
     if is_stop_word(text, language):
         return Verdict.STOP

@@ -448,7 +448,7 @@ class Request:
         self._set_state(RequestState.FINISHED)
 
     def release(self) -> None:
-        """Release what the request holds. Idempotent."""
+        """Release the memory and timers of the request. Idempotent."""
         self.input.discard()
         if self.share is not None:
             self.share.resize(0)
@@ -623,7 +623,7 @@ class Request:
 
     @property
     def words_known(self) -> bool:
-        """Whether none of its speech is still being transcribed."""
+        """Whether the transcription of its speech has ended."""
         return not self.spoke or self.words is not WordsKnown.NOT_YET
 
     def know_words(self, words: WordsKnown) -> None:
@@ -813,7 +813,7 @@ class Request:
 
     @property
     def player(self) -> PlayerStatistics:
-        """How well the client's playback of the answer kept up."""
+        """Statistics of how well the client's playback of the answer kept up."""
         return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
     def enter_history(self, *, whole: bool, audio_ms: float = 0) -> None:

@@ -232,12 +232,12 @@ class RequestQueue:
         self._aside = request
 
     def take_in(self, request: Request) -> None:
-        """Make the request aside one like any other, as its onset is confirmed; ``interrupt`` and ``append`` follow."""
+        """Make the aside request a normal request: its onset is confirmed. ``interrupt`` and ``append`` follow."""
         self._aside = None
         request.is_sure()
 
     def withdraw(self, request: Request) -> None:
-        """Drop the request aside as if it had never opened: its onset was no turn."""
+        """Drop the aside request as if it had never opened: its onset was no turn."""
         self._aside = None
         self._sequencer.withdraw(request.request_id)
         request.withdraw()
@@ -555,7 +555,7 @@ class RequestQueue:
             self._held.look_later(self.wake)
 
     def _may_listen(self, request: Request) -> bool:
-        """Return whether the engine may begin with the request aside.
+        """Return whether the engine may begin with the aside request.
 
         It may not if the history that the request sees would change when its onset is confirmed.
         """
@@ -816,7 +816,10 @@ class _SpokenRemark(OutputFilter):
 
 
 class WakeUp:
-    """An event like asyncio.Event, for a single waiter: without a deque, of which each session would hold 760 bytes."""
+    """An event like asyncio.Event, for a single waiter.
+
+    It lacks the deque that would take 760 bytes in each session.
+    """
 
     __slots__ = ("_set", "_waiter")
 

@@ -10,65 +10,67 @@ after audio cannot overtake it, and settings apply where they were sent.
 
 *Threads.* Decoding and detection run in the ``ListeningThreads``, one slice of a second of a session at a time, in
 which all sessions have equal shares; the loop leaves ``_watch`` alone while a slice is in a thread. Everything else
-runs on the event loop. A piece that is longer goes on, slice by slice, before anything behind it.
+runs on the event loop. A longer piece is processed slice by slice, before anything behind it.
 
 *Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
 ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end,
-as the voice has fallen or pauses, or an answer to be interrupted, and any amount when another item waits behind it or
-the queue is full. Less audio than that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other
-sessions.
+as the voice has fallen or pauses, or when an answer may be about to be interrupted, and any amount when another item
+waits behind the audio or the queue is full. Less audio than that is processed within 1.5 ``ROUND_SEC``, in a round with
+the audio of other sessions.
 
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
 with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``). A turn that only
-waits for its words ends as soon as they are told (``words_told``).
+waits for its words ends as soon as the recogniser has them (``words_told``).
 
-*Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. Where that
-decides about a window, neither it nor what follows is judged before the answer is there: so turns end at the same
-places however fast the audio comes. Live audio hardly ever waits, as the question is asked three windows before.
+*Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. If the verdict
+on a window depends on the answer, the window and all audio after it wait for the answer: so turns end at the same
+places however fast the audio arrives. Live audio hardly ever waits, as the question is asked three windows earlier.
 
 *Beginning of a turn.* Judged audio waits in an ``AudioRing``. In silence the ring keeps ``prefix_padding_ms``, plus
 ``LOOK_BACK_MS`` because several windows must show speech before a turn begins. At the onset the ring discards what is
 older than the padding, and the rest joins the open request or opens one. While an answer is playing, an onset takes
 more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that answer does not interrupt it.
 
-*Uncertain onsets.* With ``duck`` the onset over an answer takes no more than any other (``UNCERTAIN_BAR``), and it is
-uncertain (onsets.py): its audio is admitted to a request that nobody is told of, and the listener reports what is
-measured of the sound until it is decided. If it is dismissed, nothing of it stays in the ring, and detection starts
-afresh with the next piece. New settings wait, as for any open request. Text, images and ends of input decide at once,
-as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
+*Uncertain onsets.* With ``duck`` the onset over an answer needs no more windows than any other (``UNCERTAIN_BAR``), and
+it is uncertain (onsets.py): its audio is admitted to a request that the client is not told of, and the listener reports
+its measurements of the sound until the onset is decided. If it is dismissed, nothing of it stays in the ring, and
+detection starts afresh with the next piece. New settings wait, as for any open request. Text, images, ends of input and
+a new onset decide it immediately. In a saved state an uncertain onset is audio that belongs to no request, and is
+judged again after the restore.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
-whatever the chunks or pieces were. Text and images that arrive within a turn join the same request, unless the
-recogniser has found no word in it for long: then the turn is withdrawn.
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request. But if the
+recogniser has found no word in the turn for long, the turn is withdrawn.
 
 *End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
 ``finish``); the rest of the speech in progress then belongs to no request.
 
-*Cancel.* It is a position on the time line. Text, images and ends of input that wait are withdrawn. Audio before it is
-still judged, since the speech in it may go on afterwards, but neither an onset in it, nor one behind it of speech that
-began before it, opens a request. The ring is emptied there; a sample that is cut is dropped whole.
+*Cancel.* A cancel is a position on the time line of the audio. Text, images and ends of input that wait are withdrawn.
+Audio before the cancel is still judged, since speech in it may go on afterwards. But no onset before the cancel opens a
+request, nor does a later onset of speech that began before it. The ring is emptied at the cancel; a sample that is cut
+there is dropped whole.
 
-*Ends of input.* The end of an input ends a file, whose decoder gives what it still held to the turn. What follows is
-another recording: speech that was in progress is over, and detection starts afresh. Raw samples go on, apart from half
-a sample.
+*Ends of input.* An end of input ends a file of compressed audio: what its decoder still buffers goes to the turn. The
+audio after that is another recording: speech that was in progress has ended, and detection starts afresh. Raw samples
+simply continue, except that an incomplete sample is dropped.
 
-*New settings.* They apply once the audio before them has been judged and the open request has ended. Detection then
-starts afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times go on:
+*New settings* apply once the audio before them has been judged and the open request has ended. Detection then starts
+afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times do not restart:
 every ``audio_ms`` counts the judged audio since turn detection was first switched on.
 
-*Echo.* With ``echo: "server"`` the echo of what the client plays is taken out in the thread, before detection: each
-piece comes with what plays at its end. What is cleaned joins the request, as 16-bit samples at 16 kHz. Noise is
-suppressed for the detector only. Without turn detection nothing is cleaned.
+*Echo.* With ``echo: "server"`` the echo of what the client plays is removed in the thread, before detection: each piece
+comes with the audio that plays at its end. The cleaned audio joins the request, as 16-bit samples at 16 kHz. Noise is
+suppressed for the detector only. Without turn detection nothing is removed.
 
 *Failures.* Audio that cannot be decoded, or a detector that fails, is reported once and ends the open turn. The
 listener is then deaf: it discards audio until the format or the settings change.
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
-request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such, for each slice before that is made; if the session has no room for it, decoding fails, and if the server has none,
-it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
-With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
+request or ``reweigh`` releases them. Compressed audio cannot be cut, so it joins requests as decoded PCM. Each slice is
+charged with the size of its PCM before it is decoded: if the session has no room for that, decoding fails; if the
+server has none, decoding waits. While the engine is behind with the request that the audio joins, no further slice of a
+piece is decoded. With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
 """
 
 from __future__ import annotations
@@ -751,7 +753,7 @@ class TurnListener:
             self._owner.spoken.stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
-        """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
+        """Admit the audio before ``until_ms`` (None: all) to the turn; outside a turn, discard it.
 
         In silence the audio that the next turn may begin with stays in the ring. Returns the number of the last chunk
         admitted; None if there is none.

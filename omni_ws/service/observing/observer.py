@@ -114,7 +114,7 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a request. ``error`` is the reason why there is no whole answer."""
+    """The end of a request. ``error`` is the reason why the answer is not whole; None if there is none."""
 
     at: float
     final: FinalChunk
@@ -392,7 +392,7 @@ class RequestTimeline:
         self.times.decide_turn(speech_ended, self.now(), audio_ms)
 
     def mark_played(self, when: float) -> None:
-        """Record that the first audio of the answer was played at ``when``. A time before it was sent is corrected."""
+        """Record that the first audio of the answer was played at ``when``; not earlier than it was sent."""
         self.times.play(when)
         self._report(AnswerPlayed(self))
 

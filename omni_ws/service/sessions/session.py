@@ -374,7 +374,7 @@ class Session:
         return self.keeper is not None and await self.keeper.still_writes()
 
     def lose(self, *, deleted: bool) -> None:
-        """End the session here: another server has taken it, or has ``deleted`` it, which alone the client is told."""
+        """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
         self.release(deleted=deleted)
         self.end(None)
 
