@@ -190,7 +190,7 @@ class AnswerBuffer(PlaybackBuffer):
     def play(self, chunk: AudioChunk) -> None:
         """Append the audio of a chunk.
 
-        The position in an answer that goes on after an interruption is its ``start_ms``.
+        An answer that goes on after an interruption begins at the chunk's ``start_ms``.
         """
         if not self._answers or chunk.request_id != self._answers[-1][0]:
             before = self.played_bytes + self.buffered_bytes

@@ -529,7 +529,7 @@ class SentFrames:
             self._frames.popleft()
 
     def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
-        """Return the frames to send again from the chunk ``next_sequence_id`` on, which the server has not received.
+        """Return the frames from the chunk ``next_sequence_id`` on, which the server has not received.
 
         A frame without a number may have been received: ``wanted`` decides whether it is returned.
         """

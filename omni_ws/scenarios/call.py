@@ -262,9 +262,9 @@ class CallReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CallTools:
-    """Resources of all calls.
+    """Resources of all calls. ``times``: whether time limits are checked.
 
-    ``times``: whether time limits are checked. ``patience_ms``: the longest wait for a sign.
+    ``patience_ms`` is the longest wait without a sign of activity from the server.
     """
 
     speech: CallersSpeech
@@ -410,7 +410,7 @@ class ScenarioCall:
         wanted, caller = step.tool_result, self._caller
 
         def call() -> tuple[int, str, str] | None:
-            """Return tick, id and arguments of a call of this tool without result; None until they are whole."""
+            """Return tick, id and arguments of a call without a result; None until the arguments are whole."""
             for seen in caller.seen:
                 if seen.kind != "call" or seen.name in self._given or seen.text != wanted.name:
                     continue

@@ -103,10 +103,7 @@ class SpeechWorkers:
         question.add_done_callback(tell)
 
     def join_round(self, begins: Callable[[], None]) -> None:
-        """Call ``begins`` within ``ROUND_SEC``.
-
-        A thread runs all work together that the callbacks of one round submit.
-        """
+        """Call ``begins`` within ``ROUND_SEC``. All work that the callbacks of a round submit runs in one thread."""
         if len(self._next_round) == MAX_IN_ROUND:
             self._next_round = []
         if not self._next_round:

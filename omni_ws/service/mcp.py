@@ -672,7 +672,7 @@ class ToolServers:
         return ToolChange(tools, functions, [*wanted.values()], names)
 
     def _kept(self, wanted: McpServer) -> ToolServer | None:
-        """Return the server that has the label of ``wanted``; None if its URL or credentials are others."""
+        """Return the server that has the label of ``wanted``; None if its URL or credentials are different."""
         known = self._servers.get(wanted.server_label)
         if known is None:
             return None

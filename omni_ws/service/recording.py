@@ -90,7 +90,7 @@ class Recorder:
         payloads: bool = True,
         capacity: int = QUEUE_BYTES,
     ) -> None:
-        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only those of API keys so named.
+        """Record ``fraction`` of the sessions, chosen at random; with ``keys`` (names), only those of these API keys.
 
         Without ``payloads``, only the sizes and digests of contents are recorded. ``capacity`` is that of the queue in
         bytes.

@@ -367,7 +367,10 @@ class AnswerWriter:
         return False
 
     def _note_answer(self, output: EngineOutput) -> None:
-        """If the engine transcribes first, note at an answer's first output that all words of the input are known."""
+        """If the engine transcribes first, note at an answer's first output that all words of the input are known.
+
+        If these words only ask for silence ("stop"), the answer ends here, empty.
+        """
         if self._answers_last and type(output) in _ANSWERS:
             self._answers_last = False
             self._request.know_words(WordsKnown.ALL)

@@ -669,7 +669,7 @@ class Conversation:
             self._follow_if_idle()
 
     def offer_input(self) -> None:
-        """Tell the attachment that input may continue: it is no longer full, or there is credit for a whole chunk."""
+        """Tell the attachment that input may continue: there is room again, or credit for a whole chunk."""
         self._attached.input_may_continue()
 
     # what the turn listener asks and tells, always from the event loop; see also SpokenTurns
@@ -712,7 +712,7 @@ class Conversation:
     # requests whose input is whole, beside the stream of the input
 
     def note_given(self) -> None:
-        """Note that the client has given content outside the input stream, such as messages of its own."""
+        """Note that the client has given content outside the input stream, such as items of the Realtime API."""
         self.given = True
 
     def respond(
@@ -994,7 +994,10 @@ class InputFlow:
         return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:
-        """Report how much input was accepted, with an acknowledgement, and as a request or session ends without one."""
+        """Report to the observers how much input was accepted.
+
+        Called for each acknowledgement, and as a request or session ends, when none may follow.
+        """
         if not self._observed.observers.listening:
             return
         stream, reorder = self._stream, self._stream.reorder

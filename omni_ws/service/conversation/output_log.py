@@ -512,7 +512,7 @@ class OutputLog:
         self._wake_readers()
 
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:
-        """Return the first stored message at or after ``position``, preceded by the position after it. Waits for one.
+        """Wait for the first stored message at or after ``position``; return the position after it, and the message.
 
         Messages may be discarded before they are read. Returns None if no more messages will come.
         """
@@ -641,9 +641,9 @@ ASR_TIMEOUT_SEC: Final = 30.0
 
 
 class SumsUp:
-    """Summarises the older part of long conversations in the background. This base class does nothing.
+    """Summarises the older part of long conversations in the background.
 
-    ``sessions.summaries`` has the class that does.
+    This base class does nothing; see Summaries.
     """
 
     def disturb(self, conversation: Conversation) -> None:

@@ -558,10 +558,10 @@ class Request:
         self.context = context
 
     def see(self, history: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the history that the answer is made with:
+        """Return the history for the answer: ``history``, or the one that another server began the answer with.
 
-        ``history``, or the one with which another server began the answer. If sessions are saved, the request keeps
-        this history, as the conversation's may change while the answer is made.
+        If sessions are saved, the request keeps this history, as the conversation's may change while the answer is
+        made.
         """
         if self.given is None:
             return history

@@ -392,10 +392,7 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
 
 
 def _dictated(words: list[str], lists: _Lists) -> bool:
-    """Return whether digits after ``words`` are dictated:
-
-    ``words`` end in digits, or announce them ("my number is").
-    """
+    """Return whether digits after ``words`` are dictated, as ``words`` end in digits, too, or announce them."""
     return _names_a_row(words, lists) or _signs(words[-1], lists, all_letters=False) > 0
 
 

@@ -475,7 +475,7 @@ class Murmurs:
 
 
 def _wanted(config: SessionConfig) -> bool:
-    """Whether a configuration asks for murmurs and they are possible: the server's echo removal would leave them in."""
+    """Whether a configuration asks for murmurs. Not if the server removes its echo: theirs would stay in the input."""
     turns = config.turn_detection
     return (
         turns is not None and turns.backchannel and "audio" in config.modalities and config.input_audio.echo != "server"

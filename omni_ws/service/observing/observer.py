@@ -388,7 +388,7 @@ class RequestTimeline:
         self.times.all_sent(self.now())
 
     def mark_turn_decided(self, speech_ended: float, *, audio_ms: int) -> None:
-        """Record that turn detection has ended the turn, after ``audio_ms`` of audio behind the end of its speech."""
+        """Record that turn detection has ended the turn, ``audio_ms`` of audio after the end of its speech."""
         self.times.decide_turn(speech_ended, self.now(), audio_ms)
 
     def mark_played(self, when: float) -> None:
