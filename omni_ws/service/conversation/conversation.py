@@ -712,7 +712,7 @@ class Conversation:
     # requests whose input is whole, beside the stream of the input
 
     def note_given(self) -> None:
-        """Note that the client has given content outside the input stream, such as items of the Realtime API."""
+        """Note that the client has given content outside the input stream: Realtime items, or telephone keys."""
         self.given = True
 
     def respond(
