@@ -49,7 +49,7 @@ MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 #: Bytes a second of a stream of events that is open as long as the session, behind its first MAX_STREAM_BYTES: its
 #: events are parsed on the loop.
 _STREAM_RATE: Final = 256 * 1024
-#: What ends an event of a stream.
+#: The marks that end an event of a stream.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 #: Longer JSON is examined in a thread.
 _INLINE_BYTES: Final = 64 * 1024
@@ -556,7 +556,7 @@ class McpCall:
     arguments: str
     output: str | None = None
     failure: McpFailure | None = None
-    #: Whether nobody wants the result any more: the model is not told.
+    #: Whether the result is no longer wanted: then the model is not told it.
     dropped: bool = False
 
     @property
@@ -621,7 +621,7 @@ class ToolServers:
         self._servers: dict[str, ToolServer] = {}
         self._functions: list[Any] = []
         self._names: dict[str, tuple[ToolServer, McpTool]] = {}
-        #: By request id, the calls of an answer that are not all over.
+        #: By request id, the calls of an answer, until all of them have ended.
         self._open: dict[str, list[McpCall]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Calls that wait for approval, by call id.

@@ -109,7 +109,7 @@ class RestOfAnswer(OutputFilter):
         self._held: list[AudioOutput] = []
         self._held_bytes = 0
         self._held_words: list[Word] = []
-        #: The words still to come that the client has.
+        #: The number of words that are still to come from the engine, and that the client has already.
         self._told = restart.told
 
     def write(self, output: EngineOutput) -> None:
@@ -165,7 +165,7 @@ class RestOfAnswer(OutputFilter):
 
 #: The header of audio in WAV, which its first piece begins with.
 WAV_HEADER_BYTES: Final = len(wav_header(sample_rate=24_000, channels=1, data_bytes=None))
-#: Outputs of audio that a client may have received, and of which the log knows nothing: it is written behind them.
+#: Audio outputs that a client may have received although the log lacks them: the log is written after audio is sent.
 MOST_UNKNOWN: Final = 256
 
 

@@ -115,7 +115,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     configuration: Mapping[str, Any]
     options: AnswerOptions
     given: bool
-    #: Those of the latest requests, if they are kept.
+    #: The configurations of the latest requests, by id, if they are kept.
     configurations: dict[str, SessionConfig]
     input: SavedInput
     #: The request whose input is open, and the input whose rest is discarded.
@@ -124,7 +124,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     #: None without turn detection.
     listening: SavedListening | None
     ledger: bytes
-    #: The request of an uncertain onset, which the ledger has.
+    #: The id of the request of an uncertain onset, of which the ledger has an entry.
     withdrawn: str | None = None
     queue: SavedQueue
     output: SavedOutput
@@ -177,7 +177,7 @@ class Conversation:
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self.listener: TurnListener | None = None
-        #: What the listener hears.
+        #: The spoken turns that the listener detects.
         self.spoken = SpokenTurns(self, now)
         self._flow = InputFlow(self.stream, self.observed, self)
         #: The options of requests that open from now on, see ``answer_with``.
@@ -188,7 +188,7 @@ class Conversation:
         self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
-        #: The timer of the client's time, see ``watch_time``, and when it fires.
+        #: The timer of the client's time-outs, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self.admit = admit or (lambda: None)

@@ -41,7 +41,7 @@ from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: it goes on if no words are known by then, until some are.
 MAX_HOLD_SEC: Final = 2.0
-#: How much longer, if the turn has ended by then: its words are being written down.
+#: How much longer an answer is held if the turn has ended by then: its words are still being transcribed.
 WORDS_DUE_SEC: Final = 3.0
 
 
@@ -179,7 +179,7 @@ MOST_WRITTEN_DOWN: Final = 16
 class Due(Enum):
     """A step that is due for a cut turn."""
 
-    #: Its recognition has taken too long: settle for what there is.
+    #: Its transcription has taken too long: the words so far are taken as final.
     GIVE_UP = "give up"
     #: Its words are known: they enter the history.
     WORDS = "words"

@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from omni_ws.service.conversation.request import Request
 
 
-#: How long a sound that is over waits for its transcript, if the sound alone tells too little.
+#: Seconds for which a sound that has ended waits for its transcript, if the sound alone does not suffice for a verdict.
 WAIT_SEC: Final = 0.35
-#: The same, if it is a backchannel rather than not: to hear "stop" late is better than to miss it.
+#: The same for a sound that is probably a backchannel: to hear "stop" late is better than to miss it.
 LIKELY_WAIT_SEC: Final = 1.0
 #: How long an onset is uncertain at most, if audio no longer arrives.
 LIMIT_SEC: Final = 3.0
-#: This many words are words, and not a hum as a recogniser spells it, while the voice goes on.
+#: From this many words on, a transcript cannot be a hum that was misrecognised, while the voice goes on.
 ENOUGH_WORDS: Final = 4
 #: From this probability on a sound without known words is a backchannel, if nothing better will be known.
 LIKELY_BACKCHANNEL: Final = 0.5
@@ -388,7 +388,7 @@ class SpokenTurns:
             request.note_lull(None)  # the voice goes on: what was measured of it tells nothing of the rest
 
     def lulls(self, lull: SpeechLull) -> None:
-        """Note the measurements of speech over an answer, which is quiet for now."""
+        """Note the measurements of speech over an answer. The speech is quiet for now."""
         if self.onset is not None:
             self.onset.lulls(lull)
         elif self.current is not None and self.current.request is not None:
@@ -520,11 +520,11 @@ class SpokenTurns:
 # The lists of words are in ``short_words``, a file a language; ``any.toml`` counts in every language.
 
 
-#: Those that have lists of words.
+#: The languages that have word lists.
 LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
 #: A text of more words is no mere acknowledgement, and no mere "stop".
 MOST_WORDS: Final = 6
-#: More words are not made of a hum.
+#: A recogniser makes no more words than this of a hum.
 _MOST_WORDS_OF_A_HUM: Final = 4
 #: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
@@ -548,12 +548,12 @@ _Words: TypeAlias = tuple[str, ...]
 class Verdict(Enum):
     """What speech over an answer turned out to be."""
 
-    #: It wants the speaker to go on, or says nothing.
+    #: It invites the speaker to go on, or has no meaning.
     BACKCHANNEL = "backchannel"
     INTERRUPTION = "interruption"
-    #: An interruption that wants silence and no answer.
+    #: An interruption that asks for silence, not for an answer.
     STOP = "stop"
-    #: More has to be known.
+    #: The evidence does not suffice yet.
     UNSURE = "unsure"
 
 

@@ -491,7 +491,7 @@ class OutputLog:
         self._append(message, cost)
 
     def store_end(self, message: FinalChunk | OmniError) -> None:
-        """Store the end of an answer whose messages were discarded. It is not charged."""
+        """Store the end of an answer whose messages were discarded. No bytes are charged for it."""
         self._append(message, 0)
 
     def discard(self) -> None:

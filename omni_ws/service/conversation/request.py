@@ -164,14 +164,14 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
-    #: The format of its audio, and whether input after its start extends it; whether a request of nothing but tool
-    #: results starts at its end only; its input.
+    #: The format of its audio; whether input after its start extends it; whether it starts only at its end if it has
+    #: only tool results; and its input.
     audio: AudioFormat
     mode: InputMode
     results_wait: bool
     input: SavedRequestInput
-    #: What started it, and the number of that chunk; None before. The input that the engine was given since then, and
-    #: whether that is all.
+    #: What triggered its start, and the number of that chunk; None before the start. The input that the engine was
+    #: given since then, and whether that is all.
     trigger: StartTrigger | None
     started_by: int | None
     given: list[InputChunk]
@@ -261,7 +261,8 @@ class Request:
     given: list[InputChunk] | None = None
     #: Whether another server has begun the answer, so that the engine goes on with it.
     restored: bool = False
-    #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
+    #: The numbers of audio outputs that the client has received from another server, and that are not in the log; see
+    #: ``await_unknown``.
     unknown_audio: tuple[int, ...] = ()
     #: How the text of a spoken answer ended, if the engine has told all of it, and goes on to speak.
     text_end: Finished | None = None
@@ -296,7 +297,7 @@ class Request:
     unsent: list[TranscriptOutput] = field(default_factory=list)
     #: The latest transcript, while it is interim.
     interim: TranscriptOutput | None = None
-    #: Whether the history has what it leaves.
+    #: Whether the request has entered the history.
     remembered: bool = False
     #: The charge for what it holds besides the bytes that the stream counts; None while that is little.
     share: Share | None = None
@@ -393,7 +394,7 @@ class Request:
         self.holds, self.barges_in = held, True
 
     def note_lull(self, lull: SpeechLull | None) -> None:
-        """Note the measurements of this request's speech over an answer, now quiet; None if the voice goes on."""
+        """Note the measurements of this request's speech over an answer. None: the voice goes on after a lull."""
         self.lull = lull
 
     def withdraw(self) -> None:

@@ -123,7 +123,7 @@ class RequestQueue:
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
-        #: The request of an uncertain onset.
+        #: The aside request: that of an uncertain onset.
         self._aside: Request | None = None
         #: Whether ``run`` has ended, or is about to.
         self._stopped = False

@@ -15,10 +15,10 @@ from omni_ws.audio.speech_watch import PauseWords, Unfinished
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
 
-#: So many interim transcripts without a new word, over so long, say that no words come any more.
+#: After this many interim transcripts without a new word, over this many seconds, no more words are expected.
 _STALE_INTERIMS: Final = 3
 _STALE_SEC: Final = 3.0
-#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
+#: Typed text does not wait for the end of a turn that has lasted this long without a recognised word.
 _WORDLESS_SEC: Final = 2.0
 
 
@@ -136,7 +136,7 @@ _CODE: Final = re.compile(r"[^\W\d_]{1,3}\d{1,4}|\d{1,4}[^\W\d_]")
 _LEADING_ZERO: Final = re.compile(r"0\d\d+")
 #: Letters that a recogniser has put together: "SMI".
 _CAPITALS: Final = re.compile(r"\b[A-Z]{2,5}\b")
-#: Behind these a text goes on in every language.
+#: After these signs a text goes on in every language.
 _OPEN_SIGNS: Final = frozenset("+*=×÷@")
 #: How many words name the receiver of "that": "tell my sister that".
 _MOST_TOLD: Final = 2

@@ -260,7 +260,7 @@ class Remarks:
         #: The fillers for these calls so far, and whether the user heard or said anything since the calls.
         self._fillers = 0
         self._said = False
-        #: The fillers of the session so far: they take turns.
+        #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
         self._asked = False
@@ -654,7 +654,7 @@ class Tellings:
         #: When the pause is long enough; None while anybody speaks, or an answer is due.
         self._due: float | None = None
         self._not_before = 0.0
-        #: What the model called, by call id.
+        #: The name and arguments of each call, by call id.
         self._titles: dict[str, str] = {}
 
     def put(self, telling: Telling) -> None:

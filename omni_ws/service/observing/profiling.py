@@ -249,7 +249,7 @@ class _ProfiledSession:
         self._newest: str | None = None
         #: Requests that opened since the profile began, and are not over.
         self._followed: set[str] = set()
-        #: Requests of which the socket has got no output.
+        #: Requests of which no output was written to the socket yet.
         self._unwritten: set[str] = set()
 
     def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:

@@ -93,8 +93,8 @@ class RequestSpans:
         """``model`` returns the name of the model that answers, for the spans; None: the spans do not name it."""
         self._tracer = tracer
         self._model = model
-        #: By session id and request id, where the part belongs that tells when an answer began to play, if its span is
-        #: exported before.
+        #: By session id and request id, the parent of the span that tells when an answer began to play, for requests
+        #: that were exported before playback began.
         self._unplayed: dict[str, dict[str, Context]] = {}
         #: By session id, the context of the trace that its client named; an empty context if it named none.
         self._parents: dict[str, Context] = {}

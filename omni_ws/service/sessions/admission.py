@@ -65,9 +65,9 @@ class Slot:
         self.holder = holder
 
     def keep(self) -> None:
-        """Make a lent slot the session's own. If it was evicted, take another; raises what ``Admission.take`` raises.
+        """Make a lent slot the session's own.
 
-        Idempotent.
+        If the slot was evicted, take another, and raise what ``Admission.take`` raises. Idempotent.
         """
         self._admission.keep(self)
 

@@ -570,9 +570,9 @@ class Chat(Attachment):
 # Summaries: sums up long talks in the background, by the model that answers in them or by rules.
 
 
-#: How long after a failure a talk is left alone, in seconds.
+#: Seconds after a failure in which a conversation is not summed up.
 RETRY_SEC: Final = 60.0
-#: How many talks are summed up at a time by an engine that answers many at once.
+#: How many conversations are summed up at a time if the engine can answer many at the same time.
 MAX_AT_ONCE: Final = 4
 
 
@@ -609,13 +609,13 @@ class Summaries(SumsUp):
         self._metrics = metrics
         #: The conversations in which somebody speaks, or an answer is due.
         self._busy: WeakSet[Conversation] = WeakSet()
-        #: Those that are to be summed up, in the order in which they came to that.
+        #: Conversations that wait to be summed up, in the order in which that became due.
         self._waiting: dict[Conversation, None] = {}
         self._running: dict[Conversation, asyncio.Task[bool]] = {}
         self._drafts: WeakKeyDictionary[Conversation, _Draft] = WeakKeyDictionary()
-        #: Until when talks are left alone, as the model has failed.
+        #: By conversation, the time before which it is not summed up, after the model has failed.
         self._not_before: WeakKeyDictionary[Conversation, float] = WeakKeyDictionary()
-        #: The conversations in which a model sums up.
+        #: The conversations of chats in which a model is asked for notes.
         self._own: WeakSet[Conversation] = WeakSet()
 
     @property

@@ -58,10 +58,10 @@ _AUDIO: Final = OutputModality.AUDIO  # found faster than a member of an enum
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
 _decode_frames: Final = msgspec.msgpack.Decoder(list[bytes]).decode
-#: Bytes of a log from which on a snapshot takes its place, unless that is larger: what is written stays within twice
-#: what there is to write.
+#: Bytes of a log after which a snapshot replaces it; the size of the snapshot, if that is larger. So at most twice the
+#: necessary bytes are written.
 LOG_BYTES: Final = 1024 * 1024
-#: The ticket of what is never sent.
+#: The ticket of a message that is never sent.
 _NEVER: Final = 1 << 62
 
 
@@ -98,7 +98,7 @@ class Keeper(Gate, LeaseHolder):
         self._store = store
         self._lease = lease
         lease.holder = session.outbox.gate = self
-        #: None before the first client: it is told by ``tell`` what it has to know.
+        #: See ``tell``; None before the first client.
         self._kept: Callable[[bool], None] | None = None
         #: The newest ticket, see Gate.
         self._ticket = 0
@@ -108,14 +108,15 @@ class Keeper(Gate, LeaseHolder):
         self._frames: list[bytes] = []
         self._kinds: list[bytes] = []
         self._frame_bytes = 0
-        #: Bytes of the log, and at how many a snapshot takes its place.
+        #: Bytes of the log, and the number of bytes at which a snapshot replaces it.
         self._logged = 0
         self._most_logged = LOG_BYTES
-        #: Called when that snapshot is settled.
+        #: Called when the marked snapshot is settled.
         self._after: list[Callable[[], None]] = []
-        #: Whether the session is not kept, and the client was told so; and whether it ever was told.
+        #: Whether the client was told that the session is not kept, and not yet that it is again; and whether it was
+        #: ever told so.
         self._told_degraded = self._ever_told = False
-        #: Whether nothing is written and sent any more, as the session is another process's.
+        #: Whether nothing is written and sent any more, as another process has the session.
         self._sealed = False
         #: Whether the session was left in the store, for another process.
         self.handed_over = False
@@ -308,8 +309,8 @@ class Keeper(Gate, LeaseHolder):
 # Records of the store that are compared before they are read: who may have which, and what is said if not.
 
 
-#: A process writes that it has given a record back after it has answered, and a busy one later: so long another waits
-#: for that, and so often it looks.
+#: A process tells the store that it has given a record back only after it has answered, and later if it is busy. For
+#: how many seconds another process waits for that, and how often it looks.
 GIVING_BACK_SEC: Final = 0.5
 _LOOKS: Final = 10
 #: When a client may ask again for a session that another process has.

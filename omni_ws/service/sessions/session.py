@@ -76,13 +76,13 @@ class SavedSession(msgspec.Struct, kw_only=True):
     """A session in a form that can be written to bytes: all that another server needs to continue it."""
 
     session_id: str
-    #: Name of the key that opened it.
+    #: The name of the API key that opened it.
     key_name: str | None
-    #: Digests of its tokens, see Session.
+    #: Digests of the newest token and of the spent one, see Session.
     token: bytes
     spent_token: bytes | None
     conversation: SavedConversation
-    #: Nothing: earlier servers, which may share the store, expect it.
+    #: Always empty; earlier versions, which may share the store, expect the field.
     attachment: bytes = b""
     #: When it was opened; Unix time in seconds. None in records of earlier servers.
     opened_at: float | None = None
@@ -97,7 +97,7 @@ class Session:
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
-    #: What keeps it in the store; None without one.
+    #: The keeper that writes it to the store; None without a store.
     keeper: Keeper | None = None
 
     def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
@@ -515,7 +515,7 @@ class Sessions:
         """
         self._store = store if grace else None
         self._survive = survive or self._store is not None
-        #: Of each session that is being taken over.
+        #: A lock for each session that is being taken over, by session id.
         self._taking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._factory = factory
         self._origin = origin

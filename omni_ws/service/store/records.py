@@ -72,7 +72,7 @@ class ChangeOutcome(enum.Enum):
     KEPT = 0
     #: Another process has the record.
     LOST = 1
-    #: The store lacks what the change builds on; see the module.
+    #: The store lacks the data that the change builds on; see the module docstring.
     GAP = 2
     #: Another process deleted the record.
     DELETED = 3
@@ -82,7 +82,7 @@ class ChangeOutcome(enum.Enum):
 class ClearPart:
     """The part of a record that is not encrypted; it is written with each snapshot."""
 
-    #: Version and key, see ``Sealer.form``: who does not know it cannot read the record.
+    #: Version and key, see ``Sealer.form``: a process that does not know this form cannot read the record.
     form: str
     kind: str
     owner: str | None
@@ -118,7 +118,7 @@ class Change(msgspec.Struct, frozen=True):  # made many times a second, and so s
     holder: str
     #: The number of the lease's newest snapshot: that in this change, or the one that the element stands behind.
     serial: int
-    #: These two replace the record and its log, or both are None.
+    #: Both replace the record and its log, or both are None.
     clear: ClearPart | None
     snapshot: bytes | None
     #: An element to append, at place ``place`` (the first after a snapshot is 0); None for none.
@@ -164,7 +164,7 @@ class StoreBackend(Protocol):
     One instance belongs to one process. Every method may raise StoreError, and no other exception.
     """
 
-    #: What it is, for logs and metrics; without passwords.
+    #: The kind of store, for logs and metrics; without passwords.
     name: str
 
     async def open(self) -> None:
@@ -228,16 +228,16 @@ _NONCE_BYTES: Final = 12
 #: The place of a snapshot; elements of the log count from 0.
 SNAPSHOT_PLACE: Final = -1
 
-#: Seals data for a place of one session.
+#: Encrypts data for a place in the record of one session.
 Seal: TypeAlias = Callable[[bytes, int], bytes]
 
 
-#: What is shorter is not compressed, and what is longer not either: most of it is audio, which takes more CPU time to
-#: compress than all else that is done for it.
+#: The shortest and the longest data that is compressed. Longer data is mostly audio, whose compression takes more CPU
+#: time than everything else that is done for it.
 _COMPRESSED_BYTES: Final = (512, 64 << 10)
 #: What is compressed has no more bytes than this; earlier servers compressed what was longer.
 _MOST_BYTES: Final = 1 << 20
-#: The first byte of what is compressed, and of what is not.
+#: The first byte of compressed data, and of other data.
 _DEFLATED: Final = b"z"
 _PLAIN: Final = b"p"
 
@@ -272,7 +272,8 @@ class Sealer:
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self._keys = {_form(key): key for key in keys}
-        #: Tells who can read a record: its version and its key.
+        #: The form of the records that are written: their version and key, by which a process knows whether it can read
+        #: a record.
         self.form = next(iter(self._keys), str(RECORD_VERSION))
         self.encrypts = bool(self._keys)
 

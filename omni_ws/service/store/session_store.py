@@ -57,7 +57,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: The longest commit where the loop itself is busy, and the shares of ``slow_sec`` in which it is looked whether it is.
+#: The longest commit that is allowed if the loop itself is busy, in seconds; and the number of checks within
+#: ``slow_sec`` whether it is busy.
 _BUSY_SEC: Final = 2.0
 _TICKS: Final = 5
 #: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
@@ -66,8 +67,8 @@ ANSWER_SEC: Final = 5.0
 _QUESTIONS: Final = 4
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
-#: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
-#: all sessions anew is much work.
+#: If a store fails again within the first number of seconds, the time before the next try doubles, up to the second
+#: number: writing all sessions anew is much work.
 _RELAPSE_SEC: Final = (30.0, 30.0)
 #: Time for the last commits of ``stop``.
 STOP_SEC: Final = 5.0
@@ -77,7 +78,7 @@ PRUNE_SEC: Final = 60.0
 #: A commit has at most so many records, and ends with the one that goes beyond so many bytes, written or overwritten.
 MAX_CHANGES: Final = 256
 _MAX_COMMIT_BYTES: Final = 1 << 20
-#: What may be queued; beyond it the store counts as slow.
+#: Bytes that may be queued; beyond them the store counts as slow.
 MAX_QUEUED_BYTES: Final = 64 << 20
 #: A session whose snapshot is larger is not kept.
 MAX_SNAPSHOT_BYTES: Final = 32 << 20
@@ -128,13 +129,13 @@ class _Queued:
         self.snapshot: bytes | None = None
         self.tokens: tuple[bytes, ...] = ()
         self.away = False
-        #: Since the snapshot.
+        #: Entries for the log after the snapshot.
         self.entries: list[bytes] = []
         self.end: StoreEnd | None = None
         self.calls: list[Callable[[], None]] = []
-        #: Done in any case.
+        #: Futures that are done in any case, even if the lease is lost.
         self.waiters: list[asyncio.Future[None]] = []
-        #: Of ``snapshot`` and ``entries``; charged.
+        #: The bytes of ``snapshot`` and ``entries``, which are charged.
         self.size = 0
 
     def replace(self, snapshot: bytes, tokens: tuple[bytes, ...], *, away: bool) -> None:
@@ -176,7 +177,7 @@ class Lease:
         self.kind = kind
         self.owner = owner
         self.fence = fence
-        #: Set it right after ``begin`` or ``take``. None: nobody is told.
+        #: The holder must be set right after ``begin`` or ``take``. None: nobody is notified.
         self.holder: LeaseHolder | None = None
         #: Whether the lease was lost; everything done with it is ignored then.
         self.lost = False
@@ -190,7 +191,7 @@ class Lease:
         #: The number of the newest snapshot, and the elements behind it.
         self.serial = 0
         self.place = 0
-        #: Bytes of these elements, about.
+        #: The approximate bytes of these elements.
         self.logged = 0
         self.snapped_at = 0.0
         self.queued: _Queued | None = None
@@ -293,9 +294,9 @@ class SessionStore:
         self._max_age_sec = max_age_sec
         self._max_bytes = max_bytes
         self._slow_sec = slow_sec
-        #: This process, among those that share the store.
+        #: The id of this process among those that share the store.
         self.process = secrets.token_hex(8)
-        #: Whether nothing is kept now, see the module; and why, in a word.
+        #: Whether nothing is kept now, see Degraded in the module docstring; and why, in a word.
         self.degraded = False
         self.reason = ""
         self._leases: dict[str, Lease] = {}
