@@ -1,6 +1,6 @@
 """Answers with the times of their parts, read from the native WebSocket, the Realtime API or HTTP responses.
 
-All of these are converted to the events of the client library, which a TimedAnswer collects.
+All of these protocols are converted to the events of the client library, which a TimedAnswer collects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from omni_ws.wire.frames import FLAG_END, HEADER, decode_output_audio
 class TimedAnswer(AnswerBuilder):
     """The answer to one request, with the times of its parts in the unit of the caller's clock.
 
-    ``asked_at`` is the time from which its latency counts. Without ``keeps_audio`` only the times of audio are kept.
+    ``asked_at`` is the time from which latencies count. Without ``keeps_audio`` the audio itself is not kept, only its
+    times.
     """
 
     def __init__(self, request_id: str = "", *, keeps_audio: bool = True) -> None:
@@ -62,7 +63,7 @@ class TimedAnswer(AnswerBuilder):
             self.add(event)
 
     def end(self, reason: str | None, at: float | None = None) -> None:
-        """Record why the answer ended, and when; with None, that more may follow."""
+        """Record why the answer ended, and when. With None for ``reason``, more of the answer may follow."""
         self.finish_reason, self.final_at = reason, at
 
     def ask(self, at: float | None) -> None:
@@ -79,7 +80,7 @@ class TimedAnswer(AnswerBuilder):
 
     @property
     def heard(self) -> str:
-        """The settled part of the transcript."""
+        """The settled part of the transcript of the input."""
         return self.transcript.settled
 
     @property
@@ -116,7 +117,7 @@ class TimedAnswer(AnswerBuilder):
 class Answers:
     """The answers of a session.
 
-    ``errors`` are those that belong to no request; ``ends`` says how each connection ended.
+    ``errors`` are the codes of errors that belong to no request; ``ends`` says how each connection ended.
     """
 
     answers: list[TimedAnswer] = field(default_factory=list)
@@ -153,9 +154,9 @@ class SessionReader(ABC):
 
     @abstractmethod
     def rewritten(self, message: bytes | str, then: Any) -> bytes | str | None:
-        """Return a message of the recorded session, read by ``then``, with the ids and numbers of this session.
+        """Return a recorded client message with its ids and numbers replaced by those of this session.
 
-        None if the message has no counterpart here.
+        ``then`` is the reader of the recorded session. Returns None if the message has no counterpart in this session.
         """
 
     def finished(self) -> Answers:
@@ -169,7 +170,7 @@ class SessionReader(ABC):
         return self._by_id[request_id]
 
     def _hear(self, answer: TimedAnswer, event: Event, at: float) -> None:
-        """Add an event. At the first output, let the latency count from the first end of input since ``asked_at``."""
+        """Add an event. At the first output, set ``asked_at`` to the first end of input at or after it."""
         began = answer.first_output_at
         answer.hear(event, at)
         if began is None and answer.first_output_at is not None and answer.asked_at is not None:
@@ -363,7 +364,7 @@ class RealtimeReader(SessionReader):
                 self._respond(at, kind, event)
 
     def finished(self) -> Answers:
-        """Return all answers; a transcript that was never answered counts as one."""
+        """Return all answers. A transcript without an answer counts as one."""
         for item_id, transcript in self._heard.items():
             self._keep_unanswered(item_id, transcript)
         self._heard.clear()
@@ -474,7 +475,7 @@ class ResponseReader:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is an answer, and not only the state of one in progress."""
+        """Whether the response has an answer, and not only the state of an answer in progress."""
         answer = self.answer
         return bool(answer.outputs or answer.heard or answer.errors or answer.finish_reason)
 

@@ -1,7 +1,7 @@
-"""A person at a client: a microphone and a loudspeaker on one clock, over a real socket, natively or Realtime.
+"""A simulated person at a client: a microphone and a loudspeaker on one clock, over a real socket, native or Realtime.
 
-Every 20 ms the loudspeaker plays what it has, and the microphone sends what the person says, the sounds beside them,
-and the loudspeaker's echo. Times are in ticks of this clock.
+Every 20 ms the loudspeaker plays the audio that it has, and the microphone sends the person's speech, other sounds, and
+the loudspeaker's echo. Times are in ticks of this clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIC_TICK: Final = MIC_RATE * PIECE_MS // 1000
 
 
 def pink_noise(length: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Noise at 16 kHz with equal power in every octave from 50 Hz on."""
+    """Return ``length`` samples of noise at 16 kHz with equal power in every octave from 50 Hz on."""
     spectrum = np.fft.rfft(random.normal(0, 1, length))
     frequencies = np.fft.rfftfreq(length, 1 / MIC_RATE)
     noise: NDArray[np.float64] = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 50.0)), length)
@@ -44,20 +44,20 @@ def pink_noise(length: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def room_noise(seconds: float, level_db: float, *, seed: int) -> Samples:
-    """Pink noise at a level in dBFS; equal arguments give equal noise."""
+    """Return pink noise at 16 kHz, at ``level_db`` dBFS; equal arguments give equal noise."""
     noise = pink_noise(int(seconds * MIC_RATE), np.random.default_rng(seed))
     return np.asarray(noise * 10 ** (level_db / 20) / np.sqrt(np.mean(noise**2)), np.float32)
 
 
 def levelled(samples: Samples, dbfs: float) -> Samples:
-    """Speech with its loud frames at this mean power."""
+    """Return speech scaled so that the mean power of its loud frames is ``dbfs``."""
     levels = frame_levels(samples, MIC_TICK)
     loud = levels[levels > 0.05 * levels.max()]
     return np.asarray(samples * (10 ** (dbfs / 20) / np.sqrt(np.mean(loud**2))), np.float32)
 
 
 def mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:
-    """Two sounds at once, the second from sample ``begin`` of the first on."""
+    """Return the sum of two sounds, the second beginning at sample ``begin`` of the first."""
     end = begin + len(other)
     sound = np.pad(sound, (0, end - len(sound))) if end > len(sound) else sound.copy()
     sound[begin:end] += other
@@ -65,7 +65,7 @@ def mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:
 
 
 class TickResampler:
-    """From one rate to ``up / down`` of it, a tick in and a tick out, about two milliseconds late."""
+    """Resamples tick by tick to ``up / down`` times the rate, with a delay of about two milliseconds."""
 
     def __init__(self, up: int, down: int) -> None:
         self._up, self._down = up, down
@@ -86,7 +86,7 @@ class TickResampler:
 
 
 class MicrophoneFormat:
-    """A microphone's ticks as they are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as a telephone has it."""
+    """The format in which a microphone's ticks are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as by telephone."""
 
     def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:
         self.rate, self.is_mu_law = rate, is_mu_law
@@ -108,7 +108,7 @@ DUCKED: Final = 10 ** (-15 / 20)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Samples ``begin`` to ``end`` of an answer, played in a tick, and whether they were ducked."""
+    """Samples ``begin`` to ``end`` of an answer, played in one tick. ``ducked``: at a lowered level."""
 
     tick: int
     answer: str
@@ -124,7 +124,7 @@ class _Piece:
     samples: Pcm16
 
     def take(self, most: int) -> Pcm16:
-        """Remove and return the next samples, so many at most."""
+        """Remove and return the next ``most`` samples, or fewer at the end."""
         taken, self.samples = self.samples[:most], self.samples[most:]
         self.begin += len(taken)
         return taken
@@ -132,7 +132,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class Loudspeaker:
-    """Plays a tick of 20 ms at a time. All times are ticks since the start."""
+    """Plays audio in ticks of 20 ms, and records what it played. All times are ticks since the start."""
 
     ticks: int = 0
     played: list[Stretch] = field(default_factory=list)
@@ -143,7 +143,10 @@ class Loudspeaker:
     _playing: str | None = None
 
     def put(self, answer: str, samples: Pcm16, start_ms: float | None) -> None:
-        """Queue received sound. ``start_ms`` is its place in the answer; None: behind the sound received before."""
+        """Queue received audio.
+
+        ``start_ms`` is its position in the answer; None: directly after the audio received before.
+        """
         last = next((piece for piece in reversed(self._waiting) if piece.answer == answer), None)
         follows = self._places.get(answer, 0) if last is None else last.begin + len(last.samples)
         begin = follows if start_ms is None else round(start_ms * SPEAKER_RATE / 1000)
@@ -152,7 +155,7 @@ class Loudspeaker:
         self._waiting.append(_Piece(answer, begin, samples))
 
     def tick(self) -> Pcm16:
-        """Play on for 20 ms, and return that sound."""
+        """Play the next 20 ms, and return their samples."""
         sound, place = np.zeros(SPEAKER_TICK, np.int16), 0
         while self._waiting and place < SPEAKER_TICK:
             piece = self._waiting[0]
@@ -168,11 +171,11 @@ class Loudspeaker:
         return (sound * DUCKED).astype(np.int16) if self.ducked else sound
 
     def duck(self, lowered: bool) -> None:
-        """Lower what is played from now on, or raise it to its full level."""
+        """Lower the level of playback from now on, or raise it to full level again."""
         self.ducked = lowered
 
     def stop(self) -> None:
-        """Drop the sound that was received and not yet played."""
+        """Drop the audio that was received but not played."""
         self._waiting.clear()
 
     @property
@@ -180,32 +183,32 @@ class Loudspeaker:
         return not self._waiting
 
     def holds(self, answer: str) -> bool:
-        """Whether sound of an answer is still to be played."""
+        """Return whether audio of an answer is still to be played."""
         return any(piece.answer == answer for piece in self._waiting)
 
     def place(self, answer: str) -> float:
-        """Up to where an answer was played, in milliseconds."""
+        """Return the position up to which an answer was played, in milliseconds."""
         return self._places.get(answer, 0) * 1000 / SPEAKER_RATE
 
     @property
     def next_answer(self) -> str | None:
-        """The answer whose sound comes next; None where nothing does."""
+        """The answer whose audio is played next; None without any audio."""
         return self._waiting[0].answer if self._waiting else None
 
     @property
     def position(self) -> tuple[str, float] | None:
-        """The answer that plays or played last, and up to where, in milliseconds."""
+        """The answer that plays, or was played last, and the position reached in it, in milliseconds."""
         return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / SPEAKER_RATE)
 
     # What it recorded
 
     def sounding(self, begin: int, end: int) -> list[bool]:
-        """For each tick of [begin, end) whether anything was played in it."""
+        """Return, for each tick of [begin, end), whether anything was played in it."""
         heard = {stretch.tick for stretch in self._since(begin) if stretch.tick < end}
         return [tick in heard for tick in range(begin, end)]
 
     def longest_gap_ms(self, begin: int, end: int) -> int:
-        """The longest time without anything to play in [begin, end)."""
+        """Return the longest time in the ticks [begin, end) in which nothing was played."""
         longest = run = 0
         for sounds in self.sounding(begin, end):
             run = 0 if sounds else run + 1
@@ -213,7 +216,7 @@ class Loudspeaker:
         return longest * PIECE_MS
 
     def heard_ms(self, begin: int, end: int, answers: Iterable[str] | None = None) -> float:
-        """How much of these answers, or of any, was played in [begin, end)."""
+        """Return how many milliseconds of these answers (None: of all) were played in the ticks [begin, end)."""
         wanted = None if answers is None else set(answers)
         return sum(
             (one.end - one.begin) * 1000 / SPEAKER_RATE
@@ -222,11 +225,11 @@ class Loudspeaker:
         )
 
     def ducked_ms(self, begin: int, end: int) -> int:
-        """How long it played lowered in [begin, end)."""
+        """Return for how long the ticks [begin, end) were played at the lowered level."""
         return PIECE_MS * len({one.tick for one in self._since(begin) if one.tick < end and one.ducked})
 
     def lost_and_repeated_ms(self, answer: str) -> tuple[float, float]:
-        """How much of an answer was skipped between its first and its last sound, and how much was played twice."""
+        """Return how many milliseconds of an answer were skipped up to its last sound, and how many played twice."""
         place, lost, repeated = 0, 0, 0
         for one in self.played:
             if one.answer == answer:
@@ -243,7 +246,7 @@ class Loudspeaker:
 
 
 class Wire(ABC):
-    """How a caller configures a session of a front end, speaks to it, and reads its messages."""
+    """A front end's protocol as a caller uses it: configures a session, sends speech and text, and reads messages."""
 
     path: str
     reader: ClassVar[type[SessionReader]]
@@ -257,7 +260,7 @@ class Wire(ABC):
 
     @abstractmethod
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
-        """Return the message that configures a session, of which ``created`` was the first message."""
+        """Return the message that configures a session. ``created`` is the first message of that session."""
 
     @abstractmethod
     def audio(self, number: int, sound: bytes) -> list[dict[str, Any]]: ...
@@ -267,34 +270,34 @@ class Wire(ABC):
 
     @abstractmethod
     def picture(self, number: int, media_type: str, data: bytes) -> list[dict[str, Any]]:
-        """A picture that is part of the next request."""
+        """Return the messages that send a picture as part of the next request."""
 
     @abstractmethod
     def result(self, number: int, call_id: str, text: str) -> list[dict[str, Any]]: ...
 
     @abstractmethod
     def cut(self, answer: str, played_ms: float) -> list[dict[str, Any]]:
-        """What a client says when speech has stopped its loudspeaker."""
+        """Return the messages that report that playback stopped, at ``played_ms`` of an answer."""
 
     @abstractmethod
     def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what a message tells.
+        """Yield the contents of a server's message, each as a kind and its fields.
 
         Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``acknowledged``, ``words``, ``times`` and
         ``kept`` have ``fields``. All others have fields of ``live_caller.Seen``.
         """
 
     def resuming(self, reader: SessionReader) -> str | None:
-        """Return the path by which a lost session goes on; None where there is no such thing."""
+        """Return the URL path at which a lost session is resumed; None if the protocol cannot resume sessions."""
         return None
 
     def asks_kept(self, answer: str) -> dict[str, Any] | None:
-        """Return the message that asks what the history keeps of an answer; None where there is no such thing."""
+        """Return the message that asks what the history keeps of an answer; None if the protocol cannot ask."""
         return None
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether speech over an answer stops it, and the loudspeaker with it."""
+        """Whether speech over an answer stops the answer, and the loudspeaker."""
         return self.turns is not None and self.turns.get("interrupt_response", True) is not False
 
     cancel: ClassVar[dict[str, Any]]
@@ -302,7 +305,7 @@ class Wire(ABC):
 
 @dataclass
 class NativeWire(Wire):
-    """The native WebSocket, with the settings of the page unless ``turns`` or ``config`` say otherwise."""
+    """The native WebSocket, with the settings of the web page unless ``turns`` or ``config`` override them."""
 
     turns: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -401,7 +404,7 @@ class NativeWire(Wire):
 
 @dataclass
 class RealtimeWire(Wire):
-    """``/v1/realtime``, with transcription, and OpenAI's defaults or ``turns``.
+    """The Realtime API, ``/v1/realtime``, with transcription, and with OpenAI's defaults or ``turns``.
 
     ``config`` and ``output`` are fields of the session, and of its ``audio.output``.
     """
@@ -514,7 +517,7 @@ _KEPT_SEC: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """How much of the loudspeaker the microphone hears, and how late."""
+    """The loudspeaker's echo in the microphone: its level relative to the loudspeaker, and its delay."""
 
     level_db: float
     delay_ms: int
@@ -522,10 +525,10 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A message of the server, and the tick at which it came.
+    """A message of the server, and the tick at which it arrived.
 
     ``kind`` is configured, refused, started, uncertain, confirmed, dismissed, stopped, response, call, transcript,
-    final or closed. ``audio_ms`` is its place in the input. ``text`` of a response is what triggered it, if that is
+    final or closed. ``audio_ms`` is a position in the input audio. ``text`` of a response is its trigger, if that is
     known.
     """
 
@@ -537,11 +540,11 @@ class Seen:
 
 
 class SettingsRefused(Exception):
-    """The server does not take a setting."""
+    """Raised if the server refuses a setting."""
 
 
 class Recorded:
-    """What a conversation sounded like and what went over its wire, to be looked at when it is over."""
+    """The audio of both sides of a conversation and its messages, to be examined after it."""
 
     def __init__(self) -> None:
         #: pcm16: what was said at 16 kHz, and what was played at 24 kHz.
@@ -549,7 +552,7 @@ class Recorded:
         self.lines: list[RecordedLine] = []
 
     def hear(self, said: Pcm16, played: Pcm16) -> None:
-        """Add the sound of a tick."""
+        """Add the audio of one tick."""
         self.said += said.tobytes()
         self.played += played.tobytes()
 
@@ -558,11 +561,11 @@ class Recorded:
 
 
 class LiveCaller:
-    """A conversation, as an asynchronous context: it connects, configures, and sends silence until something is said.
+    """A conversation, as an asynchronous context: it connects, configures, and sends silence until ``say`` is called.
 
-    ``slower``: its clock runs so many times slower than the world's. ``noise`` is what the room sounds like, ``loss``
-    the share of the microphone's ticks that are lost on their way; equal ``seed``s lose the same ones. With
-    ``recorded`` it keeps everything there. Raises SettingsRefused if the server does not take the settings.
+    ``slower``: the factor by which its clock runs slower than real time. ``noise`` is the noise of the room. ``loss``
+    is the share of the microphone's ticks that are lost on their way; equal ``seed``s lose the same ones. Everything is
+    kept in ``recorded``, if given. Raises SettingsRefused if the server refuses the settings.
     """
 
     def __init__(
@@ -662,12 +665,15 @@ class LiveCaller:
         self._tasks.append(task)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """End the conversation where a task broke: nobody waits for what will not come."""
+        """End the conversation if a task failed, so that nobody waits for it in vain."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._close(f"{type(error).__name__} {error}")
 
     async def lose_network(self, seconds: float) -> None:
-        """Break the connection, talk on meanwhile, and resume the session. Raises OSError if that is not possible."""
+        """Break the connection, go on speaking for ``seconds``, then resume the session.
+
+        Raises OSError if that fails.
+        """
         assert self._connection is not None
         self._is_offline = True
         self._connection.transport.abort()
@@ -681,7 +687,7 @@ class LiveCaller:
 
     @property
     def now(self) -> int:
-        """The tick that comes next."""
+        """The next tick."""
         return self.speaker.ticks
 
     def say(self, samples: Samples) -> int:
@@ -690,18 +696,18 @@ class LiveCaller:
         return self.now
 
     def sound(self, samples: Samples) -> None:
-        """Let something sound beside the speaker from the next tick on."""
+        """Add another sound than the caller's speech from the next tick on."""
         self._beside = mixed(self._beside, samples)
 
     def quiet(self) -> None:
-        """Neither say anything more nor let anything sound."""
+        """Stop all speech and other sounds."""
         self._said = self._beside = np.zeros(0, np.float32)
 
     async def type(self, text: str) -> None:
         await self._send(self.wire.typed(self._number, text), chunks=1)
 
     async def show(self, media_type: str, data: bytes) -> None:
-        """Send a picture, which is part of the next request."""
+        """Send a picture as part of the next request."""
         await self._send(self.wire.picture(self._number, media_type, data), chunks=1)
 
     async def give(self, call_id: str, text: str) -> None:
@@ -709,14 +715,14 @@ class LiveCaller:
         await self._send(self.wire.result(self._number, call_id, text), chunks=1)
 
     async def cancel(self) -> None:
-        """Press stop."""
+        """Stop the answer, as with a stop button: stop playback, and send a cancel."""
         self.speaker.stop()
         self.speaker.duck(False)
         if self.wire.reports or self.reader.running is not None:
             await self._send([self.wire.cancel])
 
     async def until(self, is_so: Callable[[], bool], ms: float) -> bool:
-        """Wait until something is so, this long at most; whether it is. Tested at every tick."""
+        """Wait until ``is_so()`` is true, for ``ms`` at most; return whether it is. Tested at every tick."""
         last = self.now + int(ms / PIECE_MS)
         while not is_so():
             if self.now >= last or self.closed is not None:
@@ -729,7 +735,7 @@ class LiveCaller:
         await self.until(lambda: False, ms)
 
     def since(self, tick: int, *kinds: str) -> list[Seen]:
-        """What the server told from a tick on, of these kinds."""
+        """Return the messages of these kinds that arrived at ``tick`` or later."""
         return [one for one in self.seen if one.tick >= tick and one.kind in kinds]
 
     # The clock
@@ -763,7 +769,10 @@ class LiveCaller:
         return np.clip(piece, -1, 1)
 
     def _heard_again(self, played: NDArray[np.int16], echo: Echo) -> Samples:
-        """The echo of this tick; the loudspeaker's sound is put where it arrives."""
+        """Return the echo of this tick.
+
+        The loudspeaker's audio is added at the later ticks in which its echo arrives.
+        """
         sound = self._down.resample(played.astype(np.float32) / np.float32(PCM16_SCALE))
         for later_ms, gain in _PATHS:
             begin = (echo.delay_ms + later_ms) * MIC_RATE // 1000
@@ -805,7 +814,7 @@ class LiveCaller:
             await self._connection.send(message)
 
     async def _acknowledged(self, frame: dict[str, Any]) -> None:
-        """Forget what the server has; after a resume, send again what it does not have."""
+        """Forget messages that the server has; after a resume, send the others again."""
         while self._unacknowledged and self._unacknowledged[0][0] < frame["next_sequence_id"]:
             self._unacknowledged.popleft()
         if frame["type"] == "session_resumed":
@@ -842,7 +851,7 @@ class LiveCaller:
         self._configured.set()
 
     async def keeps(self, answer: str, ms: float) -> str | None:
-        """Ask what the history keeps of an answer; None if the server does not tell it in time."""
+        """Return the text that the history keeps of an answer; None if the server does not say so within ``ms``."""
         if (question := self.wire.asks_kept(answer)) is None:
             return None
         before = len(self.kept)
@@ -883,7 +892,7 @@ class LiveCaller:
             self._configured.set()
 
     async def _keep(self, kind: str, *, fields: Any = None, name: str = "", text: str = "") -> None:
-        """Take what is no event of the conversation."""
+        """Store data that is no event of the conversation, such as word times."""
         match kind:
             case "created":
                 self.created = fields
@@ -900,7 +909,7 @@ class LiveCaller:
                 self.languages[name] = text
 
     def _silence(self) -> None:
-        """Drop the sound not yet played, since speech or the server says so."""
+        """Drop the audio not yet played, since the user speaks or the server has cancelled the answer."""
         if (dropped := self.speaker.next_answer) is not None:
             self.silenced.append((self.now, dropped))
         self.speaker.stop()

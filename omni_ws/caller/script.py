@@ -1,4 +1,4 @@
-"""Scripts: timed lines to play to a server, the pace of playing, the target server, and the calls that play them.
+"""Scripts of timed messages, and the calls that play them to a server; also the clock and the target of a call.
 
 A script has the lines of a recording (docs/recording.md), so each recording is a script.
 """
@@ -47,14 +47,14 @@ from omni_ws.wire.recording import (
 
 
 def count(text: str) -> int:
-    """Read a whole number above 0."""
+    """Parse an integer above 0."""
     if not text.isdecimal() or (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return number
 
 
 def above_zero(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be a number above 0")
@@ -62,7 +62,7 @@ def above_zero(text: str) -> float:
 
 
 def certificates(path: str) -> ssl.SSLContext:
-    """Read the certificates to trust for wss."""
+    """Read the certificates to trust for ``wss`` from a file."""
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # includes SSLError, for a file without certificates
@@ -77,7 +77,7 @@ _CLOSE_SEC: Final = 5.0
 
 
 def content(event: ReceivedLine | SentLine) -> bytes | str:
-    """Return the payload of a message or of a piece of a body: text if it is text."""
+    """Return the payload of a message, or of a piece of a body, as text if it is text."""
     if event.text is not None:
         return event.text
     return event.binary if event.binary is not None else event.bad_text or b""
@@ -163,10 +163,10 @@ PATIENCE_SEC: Final = 10.0
 
 
 class Timetable:
-    """The clock of one session that is played: it waits for recorded times, and for the events that a step depends on.
+    """The clock of one session that is played: waits for recorded times, and for the events that a step depends on.
 
     A delay postpones everything after it. ``speed`` is a factor, up to AT_ONCE; ``patience`` is the time-out in seconds
-    of each awaited event.
+    for each awaited event.
     """
 
     def __init__(self, *, speed: float, patience: float) -> None:
@@ -181,7 +181,7 @@ class Timetable:
         return (time.monotonic() - self._began) * 1000
 
     def change(self) -> None:
-        """Signal that something was received, so that conditions are tested again."""
+        """Signal that something was received, so that waiting conditions are tested again."""
         self._changed.set()
 
     async def until(self, at: float, is_ready: Callable[[], bool] = lambda: True) -> bool:
@@ -214,7 +214,7 @@ SPEECH_LEVEL: Final = 10 ** (-26 / 20)
 
 
 def frame_levels(samples: Samples, frame: int) -> NDArray[np.float64]:
-    """Return the RMS level of each ``frame`` samples; the last frame may have fewer."""
+    """Return the RMS level of each frame of ``frame`` samples; the last frame may have fewer."""
     starts = np.arange(0, len(samples), frame)
     sums = np.add.reduceat(np.square(samples, dtype=np.float64), starts)
     levels: NDArray[np.float64] = np.sqrt(sums / np.diff(starts, append=len(samples)))
@@ -222,7 +222,7 @@ def frame_levels(samples: Samples, frame: int) -> NDArray[np.float64]:
 
 
 def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
-    """Return the index of the first loud frame, and the index after the last: frames within 26 dB of the loudest.
+    """Return the range [first, end) from the first to the last loud frame: one within 26 dB of the loudest.
 
     Raises ValueError if there is no sound.
     """
@@ -233,7 +233,7 @@ def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
 
 
 def speech_of(audio: Pcm16) -> tuple[int, int]:
-    """Return the range [first, end) of the 20 ms pieces with speech; see ``loud_part``."""
+    """Return the range [first, end) of the 20 ms pieces that contain the speech; see ``loud_part``."""
     samples = samples_from_bytes(audio.samples, SampleLayout.S16)
     return loud_part(frame_levels(samples, max(1, audio.sample_rate * PIECE_MS // 1000) * audio.channels))
 
@@ -312,9 +312,9 @@ class WebSocketCall:
         self._cut_short: set[int] = set()
 
     async def run(self, until: Callable[[Answers], bool] | None = None) -> Answers:
-        """Play the script, and wait for as many answers as it has recorded; return those that arrived.
+        """Play the script, and wait for as many answers as are recorded in it; return those that arrived.
 
-        With ``until`` the call ends once that returns True for the answers, even before the end of the script.
+        With ``until`` the call ends as soon as that returns True for the answers, even before the end of the script.
         """
         try:
             for step in _steps(self._script, self._then):
@@ -421,7 +421,7 @@ class WebSocketCall:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An action of the client, and what it had received before."""
+    """An action of the client, and what the client had received before."""
 
     event: OpenedLine | ReceivedLine | ClosedLine
     counts: dict[str, int]
@@ -491,7 +491,7 @@ class Exchange:
         return self.head.target.partition("?")[0]
 
     def ask_again(self) -> None:
-        """Expect another response: the request is sent once more."""
+        """Expect a new response, as the request is sent once more."""
         self.response = ResponseReader()
 
     def end_input(self, at: float) -> None:
@@ -545,7 +545,7 @@ class HttpCall:
         return self._answers(self._now)
 
     def _all_over_before(self, then: Exchange) -> Callable[[], bool]:
-        """Return a condition: that all exchanges that had ended before ``then`` began have ended again."""
+        """Return a condition: all exchanges that had ended before ``then`` in the script have ended in this call."""
         before = {
             number for number, one in enumerate(self._then) if one.ended_at is not None and one.ended_at <= then.head.at
         }
@@ -638,7 +638,7 @@ class HttpCall:
                         return
 
     def _answers(self, exchanges: list[Exchange]) -> Answers:
-        """Return one answer for each reader of a session's result, or else the one of the request."""
+        """Return the answers: one for each reader of a session's result, or the one to a single request."""
         found = Answers()
         for one in exchanges:
             if isinstance(one.head, OpenedLine):
@@ -681,7 +681,7 @@ def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
 
 
 def _asked_at(exchanges: list[Exchange], answer: TimedAnswer) -> float:
-    """Return the time of the last end of an input before the answer started."""
+    """Return the time of the last end of input before the answer began."""
     until = answer.first_output_at
     ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
     return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)

@@ -19,7 +19,7 @@ from omni_ws.client.events import AudioChunk
 
 
 class UnreadableAudio(ValueError):
-    """The file is not a WAV file of integer samples."""
+    """Raised for a file that is not a WAV file of integer samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
 async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[bytes, None]:
     """Yield one item every ``interval`` seconds, the first after one interval, as a microphone does.
 
-    Due times count from the start, so delays do not accumulate: after a hold-up, the late items follow at once.
+    Due times count from the start, so delays do not accumulate: after a hold-up, the late items are yielded without
+    waiting.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -145,14 +146,14 @@ class PlaybackBuffer:
             self._ended = True
 
     def clear(self) -> None:
-        """Drop all buffered audio, for a barge-in."""
+        """Drop all buffered audio, when the user has interrupted the answer (barge-in)."""
         with self._lock:
             self._chunks.clear()
             self._buffered = self.played_bytes = 0
             self._filling = self._ended = True
 
     def read(self, size: int) -> bytes:
-        """Return exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
+        """Return exactly ``size`` bytes, padded with silence. Never waits for audio."""
         with self._lock:
             if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
                 self._filling = False
@@ -178,7 +179,7 @@ class PlaybackBuffer:
 
 
 class AnswerBuffer(PlaybackBuffer):
-    """A PlaybackBuffer of pcm16, mono, that knows which answers play, and how much of each was heard."""
+    """A PlaybackBuffer of mono pcm16 that knows which answers play, and how much of each was heard."""
 
     def __init__(self, sample_rate: int, *, prefill_ms: int = 80) -> None:
         self._bytes_per_ms = 2 * sample_rate / 1000
@@ -187,7 +188,10 @@ class AnswerBuffer(PlaybackBuffer):
         self._answers: deque[tuple[str, int, float]] = deque()
 
     def play(self, chunk: AudioChunk) -> None:
-        """Append the sound of a chunk. An answer that goes on after an interruption begins behind its start."""
+        """Append the audio of a chunk.
+
+        An answer that goes on after an interruption begins at the chunk's ``start_ms``.
+        """
         if not self._answers or chunk.request_id != self._answers[-1][0]:
             before = self.played_bytes + self.buffered_bytes
             self._answers.append((chunk.request_id, before, chunk.start_ms or 0.0))
@@ -199,12 +203,12 @@ class AnswerBuffer(PlaybackBuffer):
 
     @property
     def answers(self) -> list[str]:
-        """The requests whose answers sound, or wait to."""
+        """The ids of the requests whose answers play, or wait to be played."""
         return [] if self.idle else [request_id for request_id, *_ in self._answers]
 
     @property
     def heard(self) -> tuple[str, float] | None:
-        """The answer that plays, and how many milliseconds of it were heard; None while nothing plays."""
+        """The request id of the answer that plays, and the milliseconds of it that were heard; None if none plays."""
         if self.idle or not self._answers:
             return None
         while len(self._answers) > 1 and self._answers[1][1] <= self.played_bytes:
@@ -227,8 +231,8 @@ def read_standard_input() -> bytes:
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
     """Yield the results of ``read`` until one is empty. Raises the OSError of ``read``.
 
-    ``read`` is called in a daemon thread, so it does not block the event loop, and the process can exit while ``read``
-    still waits.
+    ``read`` is called in a daemon thread, so that it does not block the event loop, and the process can exit while
+    ``read`` still waits.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

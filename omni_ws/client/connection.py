@@ -72,17 +72,17 @@ def websocket_url(url: str) -> str:
 
 
 class Route(NamedTuple):
-    """A way to a server: its URL and, if its name has several addresses, the one to connect to."""
+    """A way to a server: its URL and, if the host name has several addresses, the one to connect to."""
 
     url: str
     address: str | None = None
 
 
 class Routes:
-    """The routes to one server or to replicas that share a store, and those of them that failed.
+    """The routes to one server, or to replicas that share a store, and which of the routes failed.
 
-    Names are resolved for each connection, so that a client finds an address that is new. A route that failed is tried
-    after all others until it works again: a process that is stopped still accepts connections and never answers them.
+    Host names are resolved anew for each connection, so that a client finds new addresses. A route that failed is tried
+    after all others until it works again: a process that is stopped still accepts connections but never answers.
     """
 
     def __init__(self, urls: str | Sequence[str]) -> None:
@@ -95,9 +95,9 @@ class Routes:
         self._failed: dict[Route, None] = {}
 
     async def in_order(self) -> list[Route]:
-        """Resolve the names, and return all routes: the current one, others, and then those that failed.
+        """Resolve the host names, and return all routes: the current one, others, and then those that failed.
 
-        Raises InvalidValue for a URL that is none, and OSError if no name has an address.
+        Raises InvalidValue for an invalid URL, and OSError if no host name has an address.
         """
         urls = [websocket_url(url) for url in self.urls]
         found: list[Route] = []
@@ -120,19 +120,19 @@ class Routes:
         self.current = route
 
     def works(self) -> None:
-        """Record that there is a connection by the current route."""
+        """Record that a connection was made by the current route."""
         if self.current is not None:
             self._failed.pop(self.current, None)
 
     def fails(self) -> None:
-        """Record that no server answers by the current route."""
+        """Record that the current route led to no server."""
         if self.current is not None:
             self._failed.pop(self.current, None)
             self._failed[self.current] = None
 
 
 async def _routes_to(url: str) -> list[Route]:
-    """Return a route for each address of the host, or one route without an address if there is no choice."""
+    """Return a route for each address of the host; one route without an address if there are not several."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if _is_address(host) or get_proxy(parse_uri(url)) is not None:
@@ -167,9 +167,9 @@ _Opened = TypeVar("_Opened")
 class Endpoint:
     """The address of a server, and the options of a connection to it.
 
-    ``url`` may be several, of replicas that share a store. ``binary`` offers binary audio frames. ``ssl`` is for
-    ``wss`` only; None means the system's certificates. ``open_timeout`` is in seconds and covers the handshake and the
-    first frames.
+    ``url`` may be a sequence of URLs, of replicas that share a store. ``binary`` offers binary audio frames. ``ssl`` is
+    for ``wss`` only; None means the system's certificates. ``open_timeout`` is in seconds and covers the handshake and
+    the first frames.
     """
 
     url: str | Sequence[str] = DEFAULT_URL
@@ -185,7 +185,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenedConnection:
-    """A connection with a fresh session. ``updated`` is None if no configuration was sent."""
+    """A connection with a fresh session. ``updated`` is the reply to the configuration; None if none was sent."""
 
     websocket: ClientConnection
     created: SessionCreatedFrame
@@ -220,10 +220,10 @@ async def resume_session(
 ) -> ResumedConnection | OpenedConnection:
     """Resume a session after the output ``last_output``.
 
-    ``resumable`` is False if the server said that its store does not have the session as it is: no other continues it.
-    If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
-    ``handshake_timeout`` is as for ``open_session``. Raises what that raises, and SessionNotFound if the session has
-    ended.
+    ``resumable`` is False if the server said that its store lacks the current state of the session, so that only the
+    same server can resume it. If that server can no longer replay the missed outputs, a fresh session is opened
+    instead, which gets ``config``. ``handshake_timeout`` is as for ``open_session``. Raises what that raises, and
+    SessionNotFound if the session has ended.
     """
     known = {"session_id": session_id, "resume_token": resume_token, "last_output": last_output}
     wanted = urlencode(known if resumable else {**known, "resumable": "false"})
@@ -261,10 +261,10 @@ def _address(endpoint: Endpoint) -> str:
 
 
 async def _connected(endpoint: Endpoint, query: str, handshake_timeout: float) -> ClientConnection:
-    """Return a connection by the first route that has a server which takes it.
+    """Connect by the first route on which a server completes the handshake.
 
-    Each route has ``handshake_timeout``, and its share of ``open_timeout``: behind one of them may be a process that
-    accepts and never answers.
+    Each route has at most ``handshake_timeout``, and its share of ``open_timeout``: behind a route may be a process
+    that accepts connections but never answers.
     """
     routes = endpoint.routes
     try:
@@ -311,7 +311,7 @@ async def _finish_resume(
 
 
 def authorization(api_key: str) -> dict[str, str]:
-    """Return the header with a key. Raises Unauthenticated, which does not quote it, if no header can have it."""
+    """Return the header with a key. Raises Unauthenticated, without quoting the key, if a header cannot contain it."""
     if not api_key.isprintable():
         raise Unauthenticated("the API key has a line break, or another character that no key has")
     return {"Authorization": f"Bearer {api_key}"}
@@ -410,12 +410,12 @@ def encode_config(fields: Mapping[str, Any]) -> bytes:
 
 
 def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
-    """Return a function that encodes a numbered chunk to a frame and whether that is a text frame."""
+    """Return a function that encodes a numbered chunk. It returns the frame, and whether that is a text frame."""
     return _smallest_frame if binary else _text_frame
 
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
-    """Encode a chunk as a binary frame or, if the binary header lacks a field for something in it, as a text frame."""
+    """Encode a chunk as a binary frame or, if the chunk has fields that the binary header lacks, as a text frame."""
     has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
     if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)

@@ -80,7 +80,7 @@ class TranscriptChunk:
     """A piece of the transcript of the user's speech.
 
     An interim piece replaces the interim piece before it; :class:`TranscriptView` applies that. A ``late`` piece
-    arrives after the Final of its request, with the words that were recognised after it.
+    arrives after the Final of its request, with words that were recognised after the Final.
     """
 
     request_id: str
@@ -99,8 +99,8 @@ class TranscriptChunk:
 class ToolCallChunk:
     """A fragment of a tool call.
 
-    The id and the name arrive once; the arguments are JSON text, in pieces. ``call.index`` tells apart the calls of one
-    answer.
+    The id and the name arrive once; the arguments are JSON text, in pieces. ``call.index`` is the number of the call in
+    its answer.
     """
 
     request_id: str
@@ -151,7 +151,8 @@ class SpeechStarted:
 class Backchannel:
     """A soft "mm-hm" of the server in a pause of the user, with ``turn_detection.backchannel`` only.
 
-    Play ``audio``, raw samples in the encoding ``format``, at once, beside everything else. It belongs to no request.
+    Play ``audio``, raw samples in the encoding ``format``, immediately, mixed with anything else that plays. It belongs
+    to no request.
     """
 
     turn_id: str
@@ -163,9 +164,9 @@ class Backchannel:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfirmed:
-    """Turn detection: the speech that was not certain interrupts the answer.
+    """Turn detection: speech that was uncertain (``certain`` was False) interrupts the answer.
 
-    It began at ``audio_ms``. From here on it is like speech after a SpeechStarted: stop the playback.
+    The speech began at ``audio_ms``. From here on it is like speech after a SpeechStarted: stop the playback.
     """
 
     audio_ms: int
@@ -175,7 +176,7 @@ class SpeechConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class SpeechDismissed:
-    """Turn detection: what was not certain, such as "mm-hm", interrupts nothing, and is no turn.
+    """Turn detection: a sound that was uncertain, such as "mm-hm", does not interrupt the answer, and is no turn.
 
     Play at full level again.
     """
@@ -213,7 +214,7 @@ class InputAck:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error of a chunk or a request, or the error for which the server then closes the session.
+    """An error of a chunk or a request, or the error with which the server then closes the session.
 
     ``blocks_request``: a request gets no Final unless the application acts. Either the chunk with its ``end_of_input``
     was refused, and the input has to be ended again, or all of its chunks were refused and there is no request.
@@ -238,7 +239,7 @@ class ErrorEvent:
 class ResumableChanged:
     """The server's store stopped working (``resumable`` is False), or works again.
 
-    Meanwhile the session is lost if its server is. Its connection may still break and be made again.
+    While it does not work, the session is lost if its server is. A lost connection can still be replaced.
     """
 
     resumable: bool
@@ -248,8 +249,8 @@ class ResumableChanged:
 class Closing:
     """The server is about to close the session for ``reason``, without an error.
 
-    With ``resumes`` the session can be continued at once, here or at another replica. With ``reconnect`` the client
-    does so without this event: Resumed follows.
+    ``resumes``: the session can be continued immediately, here or with another replica. With ``reconnect`` the client
+    continues it without this event: Resumed follows.
     """
 
     reason: str
@@ -287,7 +288,7 @@ class Resumed:
 class Reconnecting:
     """The connection is lost because of ``error``; the next attempt is in ``seconds``.
 
-    Told once a second or more has been waited, this time included: a session is usually back before.
+    Only reported once the attempts have taken a second or more, ``seconds`` included: most sessions are back sooner.
     """
 
     seconds: float
@@ -569,7 +570,7 @@ class AnswerBuilder:
 class AnswerCollector:
     """Assembles the answers of a session, each from the events of its own request.
 
-    What the server says unasked between the answers, while a tool works or after a long silence, is none of them.
+    Things that the server says unasked between the answers, while a tool works or after a long silence, are left out.
     """
 
     def __init__(self) -> None:
@@ -607,7 +608,7 @@ class AnswerCollector:
                 self._building.setdefault(event.request_id or "", AnswerBuilder()).add(event)
 
     def take(self, ref: str | None) -> Answer | None:
-        """Remove and return the answer to the request ``ref``, or with None the oldest; None without one."""
+        """Remove and return the answer to the request ``ref``; with None, the oldest answer. None if there is none."""
         found = next((answer for answer in self._whole if ref is None or answer.ref == ref), None)
         if found is not None:
             self._whole.remove(found)

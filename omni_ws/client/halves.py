@@ -1,5 +1,7 @@
-"""The two halves of a session. The sending one: numbers, acknowledgements, credit, and chunks to send again. The
-receiving one: frames become events, and complete the calls that wait for a reply. No I/O.
+"""The two halves of a session, without I/O.
+
+The sending half has sequence numbers, acknowledgements, credit, and the chunks that may have to be sent again. The
+receiving half turns frames into events, and completes the calls that wait for a reply.
 """
 
 from __future__ import annotations
@@ -107,11 +109,11 @@ class OutgoingRequest:
         self.input_open = False
 
     def cancel_later(self) -> None:
-        """Mark the request to be cancelled once the server has told its id."""
+        """Mark the request to be cancelled once the server has reported its id."""
         self.cancel_when_named = True
 
     def assign(self, request_id: str) -> bool:
-        """Set the id that the server has told. Return whether the request is to be cancelled now."""
+        """Set the id that the server has reported. Return whether the request must be cancelled now."""
         self.request_id = request_id
         cancels, self.cancel_when_named = self.cancel_when_named, False
         return cancels
@@ -127,7 +129,7 @@ class OutgoingRequest:
         self.keep_nothing()
 
     def orphan(self) -> None:
-        """Record that the request ended on a connection that is lost."""
+        """Record that the request had ended when its connection was lost."""
         self.orphaned = True
 
     def begin_again(self, first_sequence_id: int) -> list[InputChunk]:
@@ -142,7 +144,7 @@ class OutgoingInput:
     """Numbers chunks, groups them into requests, and counts unacknowledged bytes against window and credit.
 
     With ``keep_bytes`` above 0 the input of unfinished requests is kept even after it is acknowledged: a fresh session
-    has nothing that the old one accepted, and would answer half a request as if it were whole.
+    lacks the input that the old session accepted, and would otherwise answer half a request.
     """
 
     def __init__(self, *, window_bytes: int, keep_bytes: int) -> None:
@@ -192,12 +194,12 @@ class OutgoingInput:
 
     @property
     def starved(self) -> bool:
-        """Whether no acknowledgement is due that could grant new credit."""
+        """Whether no acknowledgement is due, so that new credit cannot arrive."""
         return not self._unacknowledged
 
     @property
     def largest_unacknowledged(self) -> int:
-        """The bytes of the largest chunk under way: the server acknowledges nothing before so many have arrived."""
+        """The bytes of the largest unacknowledged chunk: the server acknowledges nothing before they have arrived."""
         return max((size for _, size in self._unacknowledged), default=0)
 
     # sending
@@ -226,7 +228,7 @@ class OutgoingInput:
         return numbered
 
     def _add_late(self, chunk: InputChunk, output_audio: OutputAudioConfig) -> InputChunk:
-        """Number the result of an async tool: it is a request of its own, whatever input is open."""
+        """Number the result of an async tool: it is a request of its own, even while other input is open."""
         request = self._open(chunk, output_audio, input_open=False)
         self.last_ref = request.ref
         numbered = structs.replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref)
@@ -234,7 +236,7 @@ class OutgoingInput:
         return numbered
 
     def _open(self, first: InputChunk, output_audio: OutputAudioConfig, *, input_open: bool = True) -> OutgoingRequest:
-        """Add the request that a chunk opens, under the name that the chunk gives or a new one."""
+        """Add the request that a chunk opens, with the name that the chunk gives, or a generated name."""
         self._opened += 1
         name = first.ref or f"request-{self._opened}"
         request = OutgoingRequest(self.next_sequence_id, name, output_audio, input_open=input_open)
@@ -259,7 +261,7 @@ class OutgoingInput:
             max(self.requests, key=lambda request: request.kept_bytes).keep_nothing()
 
     def finish(self) -> bool:
-        """End the open input without another chunk; return whether the server has to be told.
+        """End the open input without another chunk; return whether the server must be told.
 
         Raises EmptyInput if the server refused every chunk of the input, so that no answer follows.
         """
@@ -277,7 +279,7 @@ class OutgoingInput:
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
-        """Mark requests as the server will: the one with this id, or with None the first and the open request."""
+        """Mark the requests that a cancel will end: the one with this id; with None, the first and the open request."""
         if request_id is not None:
             named = self.find(request_id)
             targets = [] if named is None else [named]
@@ -314,8 +316,8 @@ class OutgoingInput:
     ) -> OutgoingRequest | None:
         """Assign the id of a request that the server has started; return the request.
 
-        Return None for a request that the server opened itself. Without a name the number of a chunk identifies the
-        request. If the server tells neither, it is the oldest request.
+        Returns None for a request that the server opened itself. A request is found by its name or else by
+        ``sequence_id``. If the server gives neither, it is the oldest request without an id.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
         if request is None and ref is None and turn_id is None:
@@ -342,7 +344,7 @@ class OutgoingInput:
             self.to_cancel.append(request_id)
 
     def speech_ended(self, request_id: str | None) -> None:
-        """End the input of the open request if the speech that has ended joined it."""
+        """End the input of the open request, if the ended speech belongs to it."""
         if self.receiving is not None and request_id is not None and self.receiving.request_id == request_id:
             self._input_ended(self.receiving)
 
@@ -379,7 +381,7 @@ class OutgoingInput:
     def final(self, request_id: str, *, ref: str | None = None, turn_id: str | None = None) -> OutgoingRequest | None:
         """Remove and return the request that has ended.
 
-        The id of a request that never started is unknown here. If the server names no requests, it is then the first
+        If a request never started, its id is not known here. If the server also gives no names, it must be the first
         request without an id: answers arrive in order.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
@@ -396,7 +398,7 @@ class OutgoingInput:
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """Remove a refused chunk, whose number is used up; return whether its request gets no Final as things are."""
+        """Remove a refused chunk, whose number stays used. Return whether its request gets no Final as things are."""
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -418,13 +420,13 @@ class OutgoingInput:
 
     @property
     def not_kept(self) -> list[OutgoingRequest]:
-        """The requests that cannot be sent to a fresh session, since their input was too large to keep."""
+        """The requests that cannot be sent to a fresh session, as their input was too large to keep."""
         return [request for request in self.requests if request.kept is None and not request.cancelled]
 
     def restart(self, *, max_chunk_bytes: int) -> tuple[list[InputChunk], list[OutgoingRequest]]:
         """Renumber the input of unfinished requests from 0, for a fresh session with this limit on a chunk.
 
-        Return the chunks to send, and the requests that end here because they were cancelled, or have results of tool
+        Returns the chunks to send, and the requests that end here because they were cancelled, or have results of tool
         calls that the earlier session made.
         """
         acknowledged, known_before = self.acknowledged_sequence_id, self._known
@@ -463,7 +465,7 @@ PIECE_BYTES = 64 << 10
 
 
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
-    """Yield the chunk in pieces of at most ``most`` bytes; the last piece has the chunk's end of input.
+    """Yield the chunk in pieces of at most ``most`` bytes; the last piece has the chunk's ``end_of_input``.
 
     Audio, text and video files can be cut. An image and the result of a tool are always one chunk, however large.
     """
@@ -500,7 +502,7 @@ class SentKind(Enum):
 
 
 class SentFrame(NamedTuple):
-    """A frame that was sent, with its place among the chunks."""
+    """A frame that was sent, with its position among the chunks."""
 
     #: The number of the chunk; for any other frame, the number of the next chunk.
     place: int
@@ -510,7 +512,10 @@ class SentFrame(NamedTuple):
 
 
 class SentFrames:
-    """The frames that were sent since the last acknowledged chunk, in order, to be sent again after a resume."""
+    """The frames that were sent since the last acknowledged chunk, in order.
+
+    They may have to be sent again after a resume.
+    """
 
     def __init__(self) -> None:
         self._frames: deque[SentFrame] = deque()
@@ -524,9 +529,9 @@ class SentFrames:
             self._frames.popleft()
 
     def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
-        """Return the frames from the chunk ``next_sequence_id`` on, which did not arrive.
+        """Return the frames from the chunk ``next_sequence_id`` on, which the server has not received.
 
-        A frame without a number may have arrived: ``wanted`` decides whether it is returned.
+        A frame without a number may have been received: ``wanted`` decides whether it is returned.
         """
         self.accepted(next_sequence_id)
         self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame))
@@ -555,7 +560,10 @@ _REPEATED_FRAMES = (
 
 
 def _is_of_the_store(frame: ServerFrame) -> bool:
-    """Return whether a frame tells that the store failed or works again, which has no place among the outputs."""
+    """Return whether a frame reports that the store failed or works again.
+
+    Such frames have no position among the outputs.
+    """
     return isinstance(frame, SessionUpdatedFrame) and not isinstance(frame.resumable, UnsetType)
 
 
@@ -575,7 +583,7 @@ class PendingTruncation:
         self.resent = True
 
     def note_refusal(self, error: OmniError) -> bool:
-        """Record a refusal. Return whether the refusal is final, as the frame was sent only once."""
+        """Record a refusal. Return whether it is final, as the frame was sent only once."""
         self.refusal = error
         return not self.resent
 
@@ -593,7 +601,7 @@ def _fail_all(waiting: Iterable[asyncio.Future[Any]], error: Exception) -> None:
 class IncomingFrames:
     """The receiving half of a session: converts its messages to events.
 
-    Reports of the server about the session's input are passed on to ``outgoing``.
+    What the server reports about the session's input is passed on to ``outgoing``.
     """
 
     def __init__(
@@ -803,9 +811,10 @@ class IncomingFrames:
         return None if request is not None and request.muted else self._unheard(event)
 
     def _unheard(self, event: AudioChunk) -> AudioChunk | None:
-        """Return audio without what is here already, or None if all of it is.
+        """Return audio without the part that was received before; None if all of it was.
 
-        A server that took over the session may not know of the last audio that the one before sent, and sends it again.
+        A server that took over the session may not know that the previous server sent the latest audio, and sends it
+        again.
         """
         size = _SAMPLE_BYTES.get(event.format)
         if size is None or event.start_ms is None:
@@ -851,7 +860,7 @@ class IncomingFrames:
         return self.config.tools if self.config else ()
 
     def _kept(self, updated: SessionUpdatedFrame) -> Event | None:
-        """Return the event of a change of ``resumable``."""
+        """Return the event for a change of ``resumable``; None if there is no change."""
         resumable = updated.resumable
         if isinstance(resumable, UnsetType) or resumable == self.resumable:
             return None
@@ -876,7 +885,10 @@ class IncomingFrames:
             pending.reply.set_result(frame.dropped_requests)
 
     def _truncation_refused(self, error: OmniError) -> None:
-        """Assign an error to the oldest truncation without one. If it was sent twice, the second may still succeed."""
+        """Assign a refusal to the oldest truncation without one.
+
+        If it was sent twice, the second copy may still succeed.
+        """
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return
@@ -885,7 +897,7 @@ class IncomingFrames:
             pending.fail(error)
 
     def settle_truncations(self, answered: asyncio.Future[None]) -> None:
-        """Fail the refused truncations once a pong shows that everything sent before its ping has been answered."""
+        """Fail the refused truncations, as a pong shows that all frames sent before its ping have been answered."""
         if answered.cancelled() or answered.exception() is not None:
             return
         for pending in [*self._truncations]:
@@ -894,7 +906,7 @@ class IncomingFrames:
                 pending.fail(pending.refusal)
 
     def _error(self, fields: ErrorFields) -> Event | None:
-        """Assign an error to the ``session_config`` or ``history_truncate`` it refuses, or return it as an event.
+        """Assign an error to the ``session_config`` or ``history_truncate`` that it refuses, or return it as an event.
 
         Errors do not say which ``session_config`` they refuse: an error that belongs to nothing else is taken as the
         refusal of the oldest one. The refusal of a truncation has ``param`` ``request_id``, and no request id.

@@ -1,4 +1,4 @@
-"""ClientSession, the interface of the client for applications, and Link, its connection: replaced when it is lost."""
+"""ClientSession, the client's interface for applications; and Link, its connection, replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -126,8 +126,7 @@ class ClientLimits:
 class Ending:
     """How a connection, or the whole session, has ended.
 
-    ``error`` is raised by calls from then on. ``orderly`` means that nothing failed, ``retryable`` that reconnecting
-    may help.
+    ``error`` is raised by later calls. ``orderly`` means that nothing failed, ``retryable`` that reconnecting may help.
     """
 
     error: Exception
@@ -139,7 +138,7 @@ class Link:
     """The current connection of a session: sends frames, receives events, and reconnects.
 
     One task owns the connection and reads from it; a child task writes. ``encode`` converts a chunk to a frame, and
-    returns it with whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
+    returns the frame, and whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class Link:
     # sending
 
     def check_open(self) -> None:
-        """Raises the error that ended the session, if it has ended."""
+        """Raise the error that ended the session, if it has ended."""
         if self.ending is not None:
             raise self.ending.error
 
@@ -213,7 +212,7 @@ class Link:
         self._outbox_changed.set()
 
     def send_control(self, kind: SentKind, frame: bytes) -> None:
-        """Queue a frame that has no number; after a resume it is sent again if it may have been lost."""
+        """Queue a frame without a number. After a resume it is sent again if it may have been lost."""
         self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
         self.write_soon(frame, True)
 
@@ -255,13 +254,16 @@ class Link:
                 self._probe_credit()
 
     def _probe_credit(self) -> None:
-        """Repeat an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
+        """Send the number of an accepted chunk again, without payload, for an acknowledgement that states the credit.
+
+        The server drops the chunk as a duplicate.
+        """
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
     def want(self, fields: Mapping[str, Any]) -> None:
-        """Add fields that the server has accepted to the configuration of a later fresh session."""
+        """Remember fields that the server has accepted, for the configuration of a fresh session that may follow."""
         self.wanted = merge(self.wanted, fields)
 
     def cancel(self, request_id: str | None) -> None:
@@ -270,7 +272,7 @@ class Link:
         self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
 
     def stop(self, request: OutgoingRequest) -> None:
-        """Cancel one request by its id, as soon as the server has told the id."""
+        """Cancel one request by its id, or as soon as the server has reported the id."""
         is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
         self.outgoing.stop(request)
         if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
@@ -370,9 +372,9 @@ class Link:
         return ending
 
     async def _watch(self) -> bool:
-        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True.
+        """Ping the server after a silence; if it stays silent, drop the connection and return True.
 
-        The silence counts from the last sign of life, whenever that was.
+        The silence counts from the last message or pong.
         """
         now, patience = asyncio.get_running_loop().time, self.limits.keepalive_sec
         self._heard_at = now()
@@ -449,7 +451,7 @@ class Link:
         return _ending_of(self.websocket, incoming.closing, incoming.last_error)
 
     def _resumes(self, closing: Closing) -> bool:
-        """Return whether the session goes on over another connection, at once."""
+        """Return whether the session can be continued over another connection without delay."""
         return closing.resumes and self._reconnect and self._resume_token is not None
 
     def _acknowledge_output(self) -> None:
@@ -505,18 +507,18 @@ class Link:
         raise ConnectionLost(f"the connection was lost and could not be re-established: {last}") from last
 
     def _goes_on(self, resumed: SessionResumedFrame) -> bool:
-        """Return whether the server has all input that was acknowledged: without its store, it may have less."""
+        """Return whether the server has all input that was acknowledged; without its store, it may have less."""
         return resumed.next_sequence_id >= self.outgoing.acknowledged_sequence_id
 
     @property
     def _wanted_again(self) -> Mapping[str, Any]:
-        """Return the configuration of a fresh session, without a greeting that has ended."""
+        """The configuration for a fresh session; without the greeting if that has ended."""
         if not self.outgoing.greeted:
             return self.wanted
         return {name: value for name, value in self.wanted.items() if name != "greeting"}
 
     def _start_over(self, opened: OpenedConnection) -> None:
-        """Send all unfinished requests again, to a fresh session.
+        """Send all unfinished requests to a fresh session.
 
         Never awaits, so that no other frame is queued in between.
         """
@@ -579,7 +581,7 @@ class Link:
 
 
 def call_is_gone(ref: str | None) -> SessionConflict:
-    """Return the error for the result of a tool call that an earlier session made."""
+    """Return the error for a result whose tool call was made by an earlier session, which is lost."""
     return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
 
 
@@ -625,10 +627,10 @@ async def connect(
 
     Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
 
-    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`), where servers
-    share a store also at another server: ``url`` may be several, and a name may have several addresses or get a new
-    one. If the session has ended, or the server does not resume sessions, a fresh one gets the configuration and all
-    unfinished requests, whole and numbered from 0 (:class:`Reconnected`).
+    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). Where servers
+    share a store, this may be with another server: ``url`` may be several URLs, and a host name may have several
+    addresses or get a new one. If the session has ended, or the server does not resume sessions, a fresh one gets the
+    configuration and all unfinished requests, whole and numbered from 0 (:class:`Reconnected`).
 
     A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
     ``answer``, or from the events. A fresh session does not repeat a greeting that has ended.
@@ -697,12 +699,12 @@ class ClientSession:
 
     @property
     def route(self) -> Route | None:
-        """The URL, and the address, of the server of the moment, or of the last attempt to reach one."""
+        """The URL and address of the current server, or of the one that was tried last."""
         return self._link.route
 
     @property
     def resumable(self) -> bool:
-        """Whether another server could continue the session now; True as long as no server says otherwise."""
+        """Whether another server could continue the session now; True unless the server says otherwise."""
         return self._link.incoming.resumable
 
     @property
@@ -808,7 +810,7 @@ class ClientSession:
         return number, ref
 
     def _check_size(self, chunk: InputChunk) -> None:
-        """Raises PayloadTooLarge for a chunk that is larger than the server accepts, and cannot be cut."""
+        """Raise PayloadTooLarge for a chunk that is larger than the server accepts and that cannot be cut."""
         limit = self.created.limits.max_chunk_bytes
         largest = max(len(piece.payload) for piece in pieces_of(chunk, limit))
         if largest > limit:
@@ -840,11 +842,11 @@ class ClientSession:
         self._link.cancel(request_id)
 
     async def truncate_history(self, request_id: str) -> int:
-        """Drop a request and all later ones from the history; the next request sees only what was before them.
+        """Drop a request and all later ones from the history; the next request sees only the earlier ones.
 
-        Return the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
-        SessionConflict while a request is open or being answered, and InvalidValue for a request that the history
-        does not have; nothing has changed then.
+        Returns the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
+        SessionConflict while a request is open or being answered, and InvalidValue for a request that the history does
+        not have. After an error, nothing has changed.
         """
         self._link.check_open()
         frame = _encode(HistoryTruncateFrame(request_id))
@@ -853,10 +855,10 @@ class ClientSession:
         return await reply
 
     async def history(self, *, original: bool = False) -> list[dict[str, Any]]:
-        """Return the history as requests see it now: what ``history_items`` of a new session's ``config`` takes.
+        """Return the history as requests see it now, in the form of ``history_items`` of a new session's ``config``.
 
-        The first item may be a summary of what was said before. ``original``: all messages that the server keeps, and
-        no summary.
+        The first item may be a summary of earlier messages. ``original``: all messages that the server keeps, and no
+        summary.
         """
         self._link.check_open()
         reply = self._link.incoming.expect_history()
@@ -866,9 +868,9 @@ class ClientSession:
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
         """Acknowledge all output received so far.
 
-        ``played_ms`` reports how much of the answer to ``request_id`` has been played: the server paces audio by it,
-        and computes what was heard before a barge-in. Without ``request_id`` it is about the answer that plays
-        according to the server.
+        ``played_ms`` reports how much of the answer to ``request_id`` has been played: by it the server paces audio and
+        computes what was heard before a barge-in. Without ``request_id`` the report is about the answer that, by the
+        server's estimate, plays now.
         """
         self._link.check_open()
         if self.last_output_sequence_id >= 0:
@@ -890,7 +892,7 @@ class ClientSession:
     async def events(self) -> AsyncIterator[Event]:
         """Yield all events until the session ends.
 
-        Raises the error that ended the session, unless it ended in order: by ``close``, or after a Closing event.
+        Raises the error that ended the session, unless it ended normally: by ``close``, or after a Closing event.
         """
         while (event := await self._link.events.get()) is not None:
             yield event
@@ -918,9 +920,9 @@ class ClientSession:
         """Return the answer to the request of this name or, without ``ref``, the next answer.
 
         Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
-        later calls. What the server says unasked between the answers is skipped; a greeting is not. Transcripts that
-        arrive after the Final (``late``) are not in the answer. If the call is cancelled, it cancels its request, and
-        nothing else, and drops the events that still arrive for that request.
+        later calls. Things that the server says unasked between the answers are skipped, except a greeting. Transcripts
+        that arrive after the Final (``late``) are not in the answer. If the call is cancelled, it cancels only its own
+        request, and drops the events that still arrive for that request.
         """
         request = self._link.outgoing.waiting(ref)
         try:

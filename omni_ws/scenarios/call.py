@@ -1,6 +1,6 @@
 """One call: a caller does the steps of a scenario, or plays a persona, and each answer is checked.
 
-Language models at a URL judge what was said, and play callers.
+Language models, reached by URL, judge what was said, and play callers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _GOODBYE: Final = "goodbye"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The answer of a judge, and its words."""
+    """The verdict of a judge, and its words."""
 
     is_yes: bool
     reason: str
@@ -84,7 +84,7 @@ class Judgement:
 
 @dataclass
 class ChatModel:
-    """A model behind ``/v1/chat/completions``; ``http://host/v1#NAME`` names one of several."""
+    """A model behind ``/v1/chat/completions``. With several models, ``http://host/v1#NAME`` names one."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -99,7 +99,7 @@ class ChatModel:
         self._base = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
     async def judge(self, question: str, talk: Sequence[tuple[str, str]]) -> Judgement:
-        """Ask a question about a conversation. Raises ScenarioUnusable if the answer is neither yes nor no."""
+        """Ask a yes-or-no question about a conversation. Raises ScenarioUnusable if the answer is neither."""
         told = "\n".join(f"{who}: {what}" for who, what in talk)
         said = await self._ask([_message("system", _JUDGE), _message("user", f"{told}\n\nQuestion: {question}")], 100)
         word = said.strip().strip("*\"'").lower()
@@ -109,7 +109,7 @@ class ChatModel:
         return Judgement(first == "yes", said.strip())
 
     async def play(self, persona: Persona, talk: Sequence[tuple[str, str]]) -> str | None:
-        """Return what the caller says next; None if it hangs up."""
+        """Return the caller's next words; None if the caller hangs up."""
         lines = "\n".join(f"{who}: {what}" for who, what in [("server", "Hello, how can I help you?"), *talk])
         told = _SO_FAR.format(who=persona.who, goal=persona.goal, talk=lines)
         messages = [_message("system", _PLAY), _message("user", told)]
@@ -163,14 +163,14 @@ _NOT_WORD: Final = re.compile(r"[^\w']+|_")
 
 
 def plain(text: str) -> str:
-    """The words of a text in small letters, with spaces around them and between them."""
+    """Return the words of a text in lower case, with a space before, between and after them."""
     return f" {' '.join(_NOT_WORD.sub(' ', text.casefold().replace('’', chr(39))).split())} "
 
 
 def says(text: str, phrase: str) -> bool:
-    """Whether a text has a phrase, in whole words, or matches one in slashes.
+    """Return whether a text contains a phrase, in whole words. A phrase in slashes is a regular expression.
 
-    Case and punctuation do not count, and neither does whether numbers are in digits or English words.
+    Case and punctuation are ignored, and numbers in digits match those in English words.
     """
     if (pattern := pattern_of(phrase)) is not None:
         return pattern.search(text) is not None
@@ -181,13 +181,13 @@ def says(text: str, phrase: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """A text as a failure shows it."""
+    """Return a text as failures quote it."""
     flat = " ".join(text.split())
     return repr(flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}…")
 
 
 def heard_problem(wanted: str | HeardWords, heard: str, language: str) -> str | None:
-    """Return how the transcript of the user differs from what it should be; None if it is near enough."""
+    """Return how the transcript of the user differs from the expected one; None if it is close enough."""
     bound = wanted if isinstance(wanted, HeardWords) else HeardWords(text=wanted)
     errors = word_errors(bound.text, heard, language=language)
     if errors.rate <= bound.wrong:
@@ -197,7 +197,7 @@ def heard_problem(wanted: str | HeardWords, heard: str, language: str) -> str | 
 
 
 def tool_problem(wanted: ToolCalled, name: str | None, arguments: str) -> str | None:
-    """Return how a call differs from the one that is expected; None if it does not."""
+    """Return how a tool call differs from the expected one; None if it does not."""
     if name != wanted.name:
         return f"called {name}"
     try:
@@ -229,7 +229,7 @@ _WORD_MS: Final = 400
 
 
 class StepFailed(Exception):
-    """What was expected did not come about; ``problems`` are sentences."""
+    """Raised if an expectation of a step is not met; ``problems`` are sentences."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("; ".join(problems))
@@ -238,7 +238,7 @@ class StepFailed(Exception):
 
 @dataclass
 class CallReport:
-    """What was found out in a call."""
+    """The findings of a call."""
 
     #: From the end of what was said to the first sound of the answer, in ms.
     first_sounds: list[float] = field(default_factory=list)
@@ -254,7 +254,7 @@ class CallReport:
     _ticks: list[float] = field(default_factory=list)
 
     def add(self, tick: float, who: str, what: str) -> None:
-        """Add to the talk what began at a tick."""
+        """Add to the talk, by time, what somebody began to say at a tick."""
         place = bisect_right(self._ticks, tick)
         self._ticks.insert(place, tick)
         self.talk.insert(place, (who, what))
@@ -262,7 +262,10 @@ class CallReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CallTools:
-    """What all calls share. ``times``: whether bounds of time count. ``patience_ms`` is the longest wait for a sign."""
+    """Resources of all calls. ``times``: whether time limits are checked.
+
+    ``patience_ms`` is the longest wait without a sign of activity from the server.
+    """
 
     speech: CallersSpeech
     ears: Ears
@@ -272,7 +275,10 @@ class CallTools:
 
 
 class ScenarioCall:
-    """A caller at work. ``recorded`` has what was said and played in this call; ``report`` gets what is found out."""
+    """Runs the steps of one call with ``caller``.
+
+    ``recorded`` has the audio of both sides; ``report`` gets the findings.
+    """
 
     def __init__(
         self,
@@ -362,7 +368,7 @@ class ScenarioCall:
         await self._caller.until(lambda: self._caller.now >= said + end, (end + 1) * PIECE_MS)
 
     def _leave(self) -> None:
-        """Wait no more for answers that are over."""
+        """Skip the answers that have ended, so that later steps do not wait for them."""
         while self._next < len(self._answers) and self._is_over(self._answers[self._next]):
             self._note(self._answers[self._next])
             self._next += 1
@@ -404,7 +410,7 @@ class ScenarioCall:
         wanted, caller = step.tool_result, self._caller
 
         def call() -> tuple[int, str, str] | None:
-            """The tick of a call of this tool without a result, its id, and its arguments once they are whole."""
+            """Return tick, id and arguments of a call without a result; None until the arguments are whole."""
             for seen in caller.seen:
                 if seen.kind != "call" or seen.name in self._given or seen.text != wanted.name:
                     continue
@@ -451,11 +457,11 @@ class ScenarioCall:
         return bool(dropped) and all(tick <= dropped[-1] for tick in self._played(answer))
 
     def _played(self, answer: TimedAnswer) -> list[int]:
-        """The ticks in which an answer was played."""
+        """Return the ticks in which an answer was played."""
         return [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
 
     def _is_skipped(self, answer: TimedAnswer, expected: Expected) -> bool:
-        """Whether this is no answer to be heard: a filler, nothing at all, or withdrawn as the caller went on."""
+        """Return whether a step passes over an answer: a filler, an empty one, or one cut before it was heard."""
         if self._is_filler(answer):
             return True
         if answer.request_id in self._interrupted:
@@ -473,7 +479,7 @@ class ScenarioCall:
         return unheard or (self._ended is not None and (begun is None or begun.tick < self._ended))
 
     def _found(self, expected: Expected) -> int | None:
-        """The place of the next answer that is over; None while there is none."""
+        """Return the index of the next answer to check, if it has ended; None if there is none, or it goes on."""
         for place in range(self._next, len(self._answers)):
             answer = self._answers[place]
             if self._is_skipped(answer, expected):
@@ -484,7 +490,7 @@ class ScenarioCall:
     async def _until(self, is_so: Callable[[], bool], missing: str = "no answer") -> None:
         """Wait until ``is_so()`` is true.
 
-        Raises StepFailed once the server has sent nothing and no sound has played for ``patience_ms``.
+        Raises StepFailed once the server has sent nothing and nothing has been played for ``patience_ms``.
         """
         caller = self._caller
         before, quiet_since = self._signs(), caller.now
@@ -502,7 +508,7 @@ class ScenarioCall:
             raise StepFailed(f"{missing} for {self._tools.patience_ms / 1000:g} s")
 
     def _signs(self) -> tuple[int, int, float]:
-        """What changes while the server does something."""
+        """Return values that change while the server works: counts of messages and outputs, and what was played."""
         place = self._caller.speaker.position
         outputs = self._answers[-1].outputs if self._answers else 0
         return len(self._caller.seen), outputs, 0.0 if place is None else place[1]
@@ -515,11 +521,11 @@ class ScenarioCall:
 
     @property
     def unseen_errors(self) -> list[str]:
-        """The codes of the errors that no step looked at."""
+        """The codes of the errors that no step has checked."""
         return self.errors[self._errors :]
 
     def _take_errors(self) -> list[str]:
-        """Look at the errors that no step looked at."""
+        """Return the codes of the errors that no step has checked, and count them as checked."""
         codes = self.unseen_errors
         self._errors += len(codes)
         return codes
@@ -564,7 +570,7 @@ class ScenarioCall:
             self.report.add(at, "server", " ".join([*words[: self._words_played(answer)], "… (cut off)"]))
 
     def _words_played(self, answer: TimedAnswer) -> int:
-        """How many words of an answer were begun to be played; estimated where the server does not tell when."""
+        """Return how many words of an answer have begun to play; an estimate if the server sends no word times."""
         played = self._caller.speaker.place(answer.request_id)
         ends = self._caller.word_ends.get(answer.request_id)
         return round(played / _WORD_MS) if ends is None else bisect_right(ends, played) + 1
@@ -580,7 +586,7 @@ class ScenarioCall:
     # Checks
 
     async def _problems(self, answer: TimedAnswer, place: int, expected: Expected) -> list[str]:
-        """Everything about an answer that is not as expected."""
+        """Return every difference between an answer and what is expected of it."""
         problems = [*self._time_problems(answer, expected), *self._cut_problems(answer, expected)]
         of_words = await self.phrase_problems(expected.said, expected.not_said, answer.text)
         # The reason is often what the server took the caller's words for.
@@ -662,7 +668,7 @@ class ScenarioCall:
     async def phrase_problems(
         self, said: Phrase | list[Phrase] | None, not_said: Phrase | list[Phrase] | None, text: str
     ) -> list[str]:
-        """What was not said of what should be, and what was said of what should not."""
+        """Return a problem for each phrase of ``said`` that ``text`` lacks, and of ``not_said`` that it contains."""
         problems: list[str] = []
         for phrases, wanted in ((listed(said), True), (listed(not_said), False)):
             for phrase in phrases:
@@ -689,7 +695,7 @@ class ScenarioCall:
         return [] if same else [f"the speech was taken for {found}, not {wanted}"]
 
     def heard_sound(self, answer: TimedAnswer) -> Samples:
-        """What was played of an answer, at 16 kHz, as it sounded."""
+        """Return the audio in which an answer was played, at 16 kHz, as it sounded."""
         ticks = self._played(answer)
         if not ticks:
             return np.zeros(0, np.float32)
@@ -735,7 +741,7 @@ class ScenarioCall:
             await self.take(HearAnswer(hear=Expected()))
 
     def finish(self) -> None:
-        """Count the answers, and add those to the talk that nobody waited for. Raises StepFailed for an error."""
+        """Count the answers, and add those that no step waited for to the talk. Raises StepFailed for an error."""
         for answer in self._answers[self._next :]:
             self._note(answer)
         self._next = len(self._answers)
@@ -750,7 +756,7 @@ def _is_whole(arguments: str) -> bool:
 
 
 def _tool_problem(wanted: ToolCalled, answer: TimedAnswer) -> str | None:
-    """Why no call of an answer is the one that is expected."""
+    """Return why none of an answer's tool calls is the expected one; None if one is."""
     found: list[Any] = [tool_problem(wanted, call.name, call.arguments) for call in answer.calls.values()]
     if None in found:
         return None

@@ -78,7 +78,7 @@ _NOISE_SEC: Final = 30
 
 @dataclass
 class RunResult:
-    """What became of one run of a scenario."""
+    """The result of one run of a scenario."""
 
     file: Path
     line: int
@@ -101,7 +101,7 @@ class RunResult:
 
 @dataclass
 class ScenarioResult:
-    """What became of all runs of a scenario, and of what is expected of them together."""
+    """The results of all runs of a scenario, and of the checks on all runs together."""
 
     file: Path
     scenario: PlacedScenario
@@ -130,7 +130,7 @@ class ScenarioResult:
         return [value for run in self.runs for value in run.report.first_sounds]
 
     def judge(self, *, times: bool) -> None:
-        """Check what is expected of all runs together. Bounds in audio count without ``times``, too."""
+        """Check the expectations on all runs together. Without ``times``, only limits in audio time are checked."""
         bound = self.scenario.scenario.expect.median
         if bound is None:
             return
@@ -147,7 +147,7 @@ class ScenarioResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How scenarios are run. ``path`` replaces that of the front end; ``seed`` is that of the first run."""
+    """How scenarios are run. ``path`` replaces the path of the front end; ``seed`` is the seed of the first run."""
 
     tools: CallTools
     voice: CallersVoice
@@ -160,7 +160,7 @@ class RunOptions:
 
 
 def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) -> Iterator[tuple[CallersVoice, str]]:
-    """Yield what the caller of a scenario says, and by which voice. Raises ScenarioUnusable."""
+    """Yield each text that the caller of a scenario says, with its voice. Raises ScenarioUnusable."""
     default = voice_of(file, scenario.scenario, voice)
     for placed in scenario.steps:
         match placed.step:
@@ -193,7 +193,7 @@ def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpe
 
 
 def needs_judge(scenario: PlacedScenario) -> bool:
-    """Whether a scenario asks a judge."""
+    """Return whether a scenario needs a judge."""
     asked = [scenario.scenario.expect.said, scenario.scenario.expect.not_said]
     for placed in scenario.steps:
         if isinstance(placed.step, HearAnswer):
@@ -204,7 +204,7 @@ def needs_judge(scenario: PlacedScenario) -> bool:
 async def run_all(
     work: Sequence[tuple[ScenarioFile, PlacedScenario]], target: Target, options: RunOptions
 ) -> AsyncIterator[ScenarioResult]:
-    """Run scenarios, ``options.jobs`` at a time; yield their results in order, each once all of its runs are over."""
+    """Run scenarios, ``options.jobs`` at a time; yield their results in order, each once all of its runs have ended."""
     slots = asyncio.Semaphore(options.jobs)
 
     async def one(file: ScenarioFile, scenario: PlacedScenario, seed: int) -> RunResult:
@@ -302,7 +302,7 @@ async def _call(
 
 
 async def _whole_call(scenario: Scenario, call: ScenarioCall) -> list[str]:
-    """What is not as expected in the call as a whole."""
+    """Return the problems of the call as a whole."""
     expect, report = scenario.expect, call.report
     problems: list[str] = []
     if expect.answers is not None and report.answers != expect.answers:
@@ -322,7 +322,7 @@ _NOT_NAME: Final = re.compile(r"[^\w.-]+")
 
 
 def row(result: ScenarioResult) -> str:
-    """One line of the table."""
+    """Return the line of the table for a scenario."""
     passed = sum(run.verdict == "passed" for run in result.runs)
     middle = f"{median(result.first_sounds):6.0f} ms" if result.first_sounds else "        -"
     reason = " ".join(result.first_reason.split())
@@ -337,7 +337,7 @@ HEAD: Final = f"{'':<8} {'runs':>7} {'p50':>9}  scenario"
 
 
 def summary(results: Sequence[ScenarioResult], seconds: float) -> str:
-    """The last line of the table."""
+    """Return the last line of the table."""
     counts = {name: sum(one.verdict == name for one in results) for name in ("passed", "failed", "skipped")}
     unchecked = sum(len(run.report.skipped) for one in results for run in one.runs)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -379,7 +379,7 @@ def as_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
 
 
 def junit(results: Sequence[ScenarioResult]) -> bytes:
-    """JUnit's XML: a suite for each file, a case for each run of a scenario, and one for what all runs have to be."""
+    """Return a report as JUnit XML: a suite for each file, with a case for each run and one for all runs together."""
     root = ElementTree.Element("testsuites")
     for path in dict.fromkeys(one.file for one in results):
         suite = ElementTree.SubElement(root, "testsuite", name=_xml(str(path)))
@@ -422,7 +422,7 @@ def _xml(text: str) -> str:
 
 
 def talk(run: RunResult) -> str:
-    """Who said what, a line each."""
+    """Return who said what, one line for each."""
     lines = (f"{who}: {' '.join(what.split())}" for who, what in run.report.talk)
     judged = (f"judge: {reason}" for reason in run.report.reasons)
     skipped = (f"not checked: {one}" for one in run.report.skipped)
@@ -430,7 +430,7 @@ def talk(run: RunResult) -> str:
 
 
 def save(run: RunResult, folder: Path) -> Path:
-    """Write what a run sounded like, what was said, and its frames; return the path of the sound. Raises OSError."""
+    """Write a run's audio, its talk, and its frames; return the path of the audio. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{_NOT_NAME.sub('-', f'{run.file.stem}-{run.name}')}-{run.seed}"
     sound = base.with_name(f"{base.name}.wav")
@@ -442,7 +442,7 @@ def save(run: RunResult, folder: Path) -> Path:
 
 
 def _write_stereo(path: Path, recorded: Recorded) -> None:
-    """Left is what the caller said, right what was played to it."""
+    """Write a recording as a stereo WAV file: the caller's audio on the left, the played audio on the right."""
     said = resampled(samples_from_bytes(bytes(recorded.said), SampleLayout.S16), MIC_RATE, PLAYED_RATE)
     played = np.frombuffer(bytes(recorded.played), "<i2")
     both = np.zeros((max(len(said), len(played)), 2), "<i2")
@@ -512,7 +512,7 @@ def read_files(paths: Sequence[Path]) -> list[ScenarioFile]:
 
 
 def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
-    """Return the scenarios with one of these names or tags; all without any."""
+    """Return the scenarios with one of these names or tags; without any given, all scenarios."""
     every = [(file, one) for file in files for one in file.scenarios]
     if not only:
         return every
@@ -527,7 +527,7 @@ def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:
 
 
 class _Command:
-    """One use of the command."""
+    """One execution of the command."""
 
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], work: _Work) -> None:
         self._options = options
@@ -571,7 +571,7 @@ class _Command:
         return self._end(time.monotonic() - began)
 
     def _target(self) -> tuple[Target | None, str | None]:
-        """Return the server that is given, and the path of its front end if that is given, too."""
+        """Return the server given by the options, and the path of its front end if that is given, too."""
         options = self._options
         url = options.url if options.realtime is None else options.realtime
         if url is None:
@@ -606,7 +606,7 @@ class _Command:
         return voice
 
     async def _start_models(self, stack: AsyncExitStack) -> None:
-        """Connect the language models that judge and play callers; the project's own one gets a process."""
+        """Connect to the language models that judge and play callers; for ``qwen``, start a server process."""
         wanted = [one.scenario.persona.llm for _, one in self._work if one.scenario.persona is not None]
         if self._options.judge is not None:
             wanted.append(self._options.judge)
@@ -621,7 +621,10 @@ class _Command:
             self._models[name] = ChatModel(url, self._model_key)
 
     async def _servers(self, target: Target | None) -> AsyncIterator[tuple[Target, _Work]]:
-        """Yield each server with the scenarios that it is for; servers of our own run one after the other."""
+        """Yield each server with the scenarios to run on it.
+
+        Servers that the command starts run one after the other.
+        """
         if target is not None:
             await until_started(target)
             yield target, self._work
@@ -634,7 +637,7 @@ class _Command:
                 yield Target.parse(f"ws://{authority}", api_key=self._key), work
 
     def _take(self, result: ScenarioResult) -> None:
-        """Report a scenario that is over, and let go of what it sounded like."""
+        """Report a scenario whose runs have ended, and discard their audio."""
         self._results.append(result)
         if self._options.format == "table":
             print(row(result), flush=True)

@@ -1,4 +1,4 @@
-"""The form of a file of scenarios, as structs, and how it is read: strictly, each error with its file and line.
+"""The form of scenario files, as structs, and their parser, which is strict: each error names its file and line.
 
 The file is YAML of the core schema of YAML 1.2 (so "no" is a text), or JSON, which is YAML. It has neither aliases nor
 tags, at most MAX_BYTES bytes, and at most MAX_DEPTH levels.
@@ -39,27 +39,27 @@ class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Judged(_Strict, frozen=True, kw_only=True):
-    """A question to a language model, of which the answer has to be yes."""
+    """A question to a language model; the expected answer is yes."""
 
     judge: _Text
 
 
 class HeardWords(_Strict, frozen=True, kw_only=True):
-    """What the server has to have understood; ``wrong`` is the most word error."""
+    """The words that the server should have understood; ``wrong`` is the highest word error rate that is accepted."""
 
     text: _Text
     wrong: _Share = 0.0
 
 
 class ToolCalled(_Strict, frozen=True, kw_only=True):
-    """A call of a tool; the arguments have these values, and may have others. Texts are compared without case."""
+    """An expected tool call: its arguments have at least these values. Texts are compared without case."""
 
     name: _Name
     arguments: dict[str, Any] = {}
 
 
 class SoundingMeanwhile(_Strict, frozen=True, kw_only=True):
-    """How soon something is heard after a tool was called, and the longest silence until its result."""
+    """How soon after a tool call something must be heard, and the longest silence after that until the result."""
 
     within_ms: _Ms
     then_every_ms: _Ms | None = None
@@ -69,7 +69,7 @@ Phrase: TypeAlias = _Text | Judged
 
 
 class Expected(_Strict, frozen=True, kw_only=True):
-    """What the next answer has to be like; see docs/testing.md for each key."""
+    """What the next answer must be like; see docs/testing.md for each key."""
 
     said: Phrase | list[Phrase] | None = None
     not_said: Phrase | list[Phrase] | None = None
@@ -89,7 +89,7 @@ class Expected(_Strict, frozen=True, kw_only=True):
 
     @property
     def is_about_cut(self) -> bool:
-        """Whether an answer that the caller cut may be the one that is meant."""
+        """Whether an answer that the caller cut off may be the one that is checked."""
         asked = (self.cut, self.stopped_within_ms, self.kept, self.kept_at_most_words)
         return any(one is not None for one in asked)
 
@@ -98,27 +98,27 @@ class Expected(_Strict, frozen=True, kw_only=True):
 
 
 class SayText(_Strict, frozen=True, kw_only=True):
-    """Speech by the voice of the file or of this step."""
+    """A step: the caller says a text, by the voice of the file or of this step."""
 
     say: _Text
     voice: _Name | None = None
 
 
 class PlaySound(_Strict, frozen=True, kw_only=True):
-    """A recording, relative to the file; ``text`` is what it says."""
+    """A step: the caller plays a recording, whose path is relative to the file; ``text`` is what the recording says."""
 
     sound: _Name
     text: str = ""
 
 
 class HearAnswer(_Strict, frozen=True, kw_only=True):
-    """Wait for the end of the next answer, and check it."""
+    """A step: wait for the end of the next answer, and check it."""
 
     hear: Expected
 
 
 class Interruption(_Strict, frozen=True, kw_only=True):
-    """What is said over an answer, once so many words or milliseconds of it were played."""
+    """What the caller says over an answer, once that many words or milliseconds of it were played."""
 
     say: _Text | None = None
     voice: _Name | None = None
@@ -134,43 +134,43 @@ class Interruption(_Strict, frozen=True, kw_only=True):
 
 
 class Interrupt(_Strict, frozen=True, kw_only=True):
-    """Talk over the answer that plays, or comes next."""
+    """A step: the caller talks over the answer that plays, or comes next."""
 
     interrupt: Interruption
 
 
 class TypeText(_Strict, frozen=True, kw_only=True):
-    """A request by keyboard."""
+    """A step: the caller types a request."""
 
     type: _Text
 
 
 class StaySilent(_Strict, frozen=True, kw_only=True):
-    """Silence of the caller for so many seconds; answers go on."""
+    """A step: the caller is silent for this many seconds; answers go on."""
 
     pause: _Seconds
 
 
 class ShowPicture(_Strict, frozen=True, kw_only=True):
-    """A picture, relative to the file; it is part of the next request."""
+    """A step: the caller sends a picture, whose path is relative to the file, as part of the next request."""
 
     show: _Name
 
 
 class DialKeys(_Strict, frozen=True, kw_only=True):
-    """Keys of a telephone."""
+    """A step: the caller presses keys of a telephone."""
 
     dial: Annotated[str, Meta(pattern=r"^[0-9*#A-D]{1,64}$")]
 
 
 class LoseNetwork(_Strict, frozen=True, kw_only=True):
-    """The connection breaks, and the session is resumed after so many seconds."""
+    """A step: the connection breaks, and the session is resumed after this many seconds."""
 
     lose_network: _Seconds
 
 
 class ResultOfTool(_Strict, frozen=True, kw_only=True):
-    """Wait for a call of this tool, check its arguments, and return ``result`` after ``after_ms``."""
+    """The tool call that a step waits for, the arguments to check, and the ``result`` to return after ``after_ms``."""
 
     name: _Name
     result: str
@@ -179,13 +179,13 @@ class ResultOfTool(_Strict, frozen=True, kw_only=True):
 
 
 class GiveResult(_Strict, frozen=True, kw_only=True):
-    """The result of a tool."""
+    """A step: the caller's client returns the result of a tool."""
 
     tool_result: ResultOfTool
 
 
 class EndCall(_Strict, frozen=True, kw_only=True):
-    """The end of the call; written as ``hang_up`` alone."""
+    """A step: the caller hangs up; written as ``hang_up`` alone."""
 
     hang_up: bool = True
 
@@ -220,7 +220,7 @@ class Persona(_Strict, frozen=True, kw_only=True):
 
 
 class CallersRoom(_Strict, frozen=True, kw_only=True):
-    """Where the caller is. Levels are in dBFS, that of the echo in dB below what is played."""
+    """The acoustics of the caller. Levels are in dBFS; that of the echo is in dB relative to what is played."""
 
     noise_db: Annotated[float, Meta(ge=-120, le=0)] | None = None
     band: Annotated[str, Meta(pattern="^(wide|telephone)$")] = "wide"
@@ -230,14 +230,14 @@ class CallersRoom(_Strict, frozen=True, kw_only=True):
 
 
 class Bounds(_Strict, frozen=True, kw_only=True):
-    """Bounds of medians."""
+    """Upper limits for medians."""
 
     within_ms: _Ms | None = None
     decided_within_audio_ms: _Ms | None = None
 
 
 class WholeCall(_Strict, frozen=True, kw_only=True):
-    """What a whole call has to be like; ``median`` is over all repetitions of the scenario."""
+    """What a whole call must be like; the medians are over all repetitions of the scenario."""
 
     answers: _Count | None = None
     errors: _Count | None = None
@@ -247,7 +247,7 @@ class WholeCall(_Strict, frozen=True, kw_only=True):
 
 
 class Scenario(_Strict, frozen=True, kw_only=True):
-    """One call. ``caller`` has its steps before they are read, each by itself."""
+    """One call. ``caller`` has its steps before they are parsed, each separately."""
 
     name: _Name
     tags: list[_Name] = []
@@ -262,7 +262,7 @@ class Scenario(_Strict, frozen=True, kw_only=True):
 
 
 class ForEachAnswer(_Strict, frozen=True, kw_only=True):
-    """Bounds for each answer that is waited for, and has none of its own."""
+    """Limits for each answer that a step waits for without limits of its own."""
 
     within_ms: _Ms | None = None
 
@@ -292,7 +292,7 @@ class PlacedScenario(Struct, frozen=True):
 
 
 class ScenarioFile(Struct, frozen=True, kw_only=True):
-    """A file that was read."""
+    """A scenario file that was parsed."""
 
     path: Path
     server: dict[str, Any]
@@ -304,11 +304,11 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
 
 
 class ScenarioUnusable(Exception):
-    """What a scenario needs (a voice, a recording, a model) is missing or not usable; the message says what to do."""
+    """Raised if a scenario needs something that is missing, such as a voice; the message says what to do."""
 
 
 class FormError(Exception):
-    """The file does not have the form; ``problems`` are sentences, each with file and line."""
+    """Raised if a file does not have the form; ``problems`` are sentences, each with file and line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -316,7 +316,7 @@ class FormError(Exception):
 
 
 def read_file(path: Path) -> ScenarioFile:
-    """Read a file of scenarios. Raises FormError."""
+    """Read and parse a scenario file. Raises FormError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -326,7 +326,7 @@ def read_file(path: Path) -> ScenarioFile:
 
 
 def parse(data: bytes, path: Path) -> ScenarioFile:
-    """Read the content of a file of scenarios. Raises FormError."""
+    """Parse the content of a scenario file. Raises FormError."""
     reading = _Reading(path)
     if len(data) > MAX_BYTES:
         raise reading.refusal(1, f"more than {MAX_BYTES:,} bytes")
@@ -362,7 +362,7 @@ _REGEX: Final = re.compile(r"/(.*)/", re.DOTALL)
 
 
 class _Reading:
-    """One file while it is read: the line of each place in it, and the problems so far."""
+    """One file while it is parsed: the line of each value in it, and the problems so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -489,7 +489,7 @@ class _Reading:
                     self._add(place, f"not a regular expression: {phrase}: {error}")
 
     def check_names(self, scenarios: list[PlacedScenario | None]) -> None:
-        """Note the scenarios that have the name of another."""
+        """Note a problem for each scenario whose name another one has."""
         names: set[str] = set()
         for number, one in enumerate(scenarios):
             if one is not None and one.scenario.name in names:
@@ -519,7 +519,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\.[0-9]{1,18}|[0-9]{1,18}(\.[0-9]{0,18})?)([
 
 
 def _scalar(text: str) -> str | int | float | bool | None:
-    """The value of a plain scalar by the core schema of YAML 1.2, without its octal and hexadecimal numbers."""
+    """Return the value of a plain scalar by the core schema of YAML 1.2, without its octal and hexadecimal numbers."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:

@@ -1,4 +1,4 @@
-"""The server's side of a scenario: a server of our own in a child process, and the session that a front end gets."""
+"""The server's side of a scenario: a server in a child process, and the session that a front end gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEALTH_BYTES: Final = 1 << 20
 
 
 class NoServer(Exception):
-    """The server did not start."""
+    """Raised if the server did not start."""
 
 
 def flags(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -68,7 +68,7 @@ async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> A
 
 
 async def until_started(target: Target) -> None:
-    """Wait while a server says at ``/health`` that it starts, if it has such a route. Raises NoServer."""
+    """Wait while a server reports at ``/health``, if it has that route, that it is starting. Raises NoServer."""
     url = f"{'https' if target.secure else 'http'}://{target.authority}/health"
     await _until(lambda: _health(url) != "starting", f"the server at {target.authority} still starts")
 
@@ -83,7 +83,10 @@ async def _ready(process: asyncio.subprocess.Process, port: int) -> None:
 
 
 async def _until(condition: Callable[[], bool], otherwise: str) -> None:
-    """Look until ``condition`` holds. Raises NoServer with ``otherwise`` if that takes too long."""
+    """Test ``condition`` again and again until it is true.
+
+    Raises NoServer with ``otherwise`` if that takes too long.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + _START_SEC
     while not await asyncio.to_thread(condition):
@@ -93,7 +96,7 @@ async def _until(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def _health(url: str) -> str | None:
-    """Return the state that a server tells; None if it tells none."""
+    """Return the state that a server reports; None if it reports none."""
     try:
         with urlopen(url, timeout=5) as answer:
             body = answer.read(_HEALTH_BYTES)
@@ -129,7 +132,7 @@ def _free_port() -> int:
 
 
 def run_interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run a command to its end. SIGINT, SIGTERM and SIGHUP end it with the server that it started."""
+    """Run a command to its end. SIGINT, SIGTERM and SIGHUP end it, and the server that it started."""
 
     async def run() -> int:
         running = asyncio.ensure_future(work)
@@ -163,11 +166,11 @@ _NATIVE_ALONE: Final = frozenset({"duck", "interrupt_resume", "backchannel"})
 
 
 class NotHere(Exception):
-    """The scenario needs something that the target does not have; the message says what, as "needs: …"."""
+    """Raised if a scenario needs something that the target lacks; the message says what, as "needs: …"."""
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others laid over them, mappings key by key."""
+    """Return the settings ``below`` overridden by those of ``above``; nested mappings are merged key by key."""
     found = dict(below)
     for name, value in above.items():
         was = found.get(name)
@@ -176,7 +179,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def wire_of(scenario: PlacedScenario, session: Mapping[str, Any], *, protocol: str, path: str | None = None) -> Wire:
-    """Return the wire of a call. Raises NotHere."""
+    """Return the Wire (protocol and settings) of a call. Raises NotHere."""
     if any(isinstance(one.step, DialKeys) for one in scenario.steps):
         raise NotHere("needs: telephony (dial)")
     if "turn_detection" in session and not isinstance(session["turn_detection"], Mapping):
@@ -199,7 +202,7 @@ def _native(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> 
 
 
 def realtime_wire(session: Mapping[str, Any], sound: MicrophoneFormat, path: str | None = None) -> RealtimeWire:
-    """Return the wire of a session whose settings are named as in the native protocol. Raises NotHere."""
+    """Return the RealtimeWire for settings that are named as in the native protocol. Raises NotHere."""
     config: dict[str, Any] = {}
     output: dict[str, Any] = {"format": {"type": "audio/pcm", "rate": REALTIME_RATE}}
     turns: dict[str, Any] | None = {"type": "server_vad"}
@@ -223,7 +226,7 @@ def realtime_wire(session: Mapping[str, Any], sound: MicrophoneFormat, path: str
 
 
 def _microphone(room: CallersRoom, rate: int) -> MicrophoneFormat:
-    """A telephone's, or one of this rate in Hz."""
+    """Return the microphone format of a telephone, or pcm16 at ``rate`` Hz."""
     return MicrophoneFormat(8000, is_mu_law=True) if room.band == "telephone" else MicrophoneFormat(rate)
 
 

@@ -1,4 +1,4 @@
-"""What callers say, rendered once and kept in the user's cache; what is heard of an answer, and how many words differ.
+"""The speech of callers, rendered once and kept in the user's cache; and word errors in what was heard of an answer.
 
 Voices run in processes of their own, and the recogniser in a thread, all at low priority.
 """
@@ -56,7 +56,7 @@ _LONGEST_SEC, _CUT_FROM_SEC = 25, 15
 
 @dataclass(frozen=True, slots=True)
 class CallersVoice:
-    """A voice of callers: its synthesiser, and its name there; None is the first one."""
+    """A voice of callers: its synthesiser, and its name there; None is the synthesiser's first voice."""
 
     kind: str
     name: str | None = None
@@ -75,7 +75,7 @@ class CallersVoice:
 
     @property
     def release(self) -> str:
-        """What speech depends on beside voice and text."""
+        """The versions of the synthesiser and its model, on which the rendered speech depends."""
         try:
             found = version(_PACKAGES[self.kind])
         except PackageNotFoundError:
@@ -86,7 +86,7 @@ class CallersVoice:
 
 
 def best_voice() -> CallersVoice:
-    """Return the voice of callers that name none. Raises ScenarioUnusable where there is no voice at all."""
+    """Return the voice for callers that name none. Raises ScenarioUnusable if there is no voice at all."""
     if fetched_folder("kokoro") is not None:
         return CallersVoice("kokoro", "af_heart")
     if fetched_file("hibari") is not None:
@@ -97,7 +97,7 @@ def best_voice() -> CallersVoice:
 
 
 class CallersSpeech:
-    """What callers say. Voices start when something is not in the cache yet."""
+    """Renders and caches the speech of callers. A voice's process starts at the first text that is not in the cache."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or user_cache_folder() / "speech"
@@ -115,7 +115,7 @@ class CallersSpeech:
             await self.of(voice, text)
 
     async def of(self, voice: CallersVoice, text: str) -> Samples:
-        """Return speech at 16 kHz. Raises ScenarioUnusable."""
+        """Return the speech of a text, at 16 kHz. Raises ScenarioUnusable."""
         if (known := self._known.get((voice, text))) is not None:
             return known
         file = self._file(voice, text)
@@ -128,7 +128,7 @@ class CallersSpeech:
         return samples
 
     def recording(self, path: Path) -> Samples:
-        """Return a recording at 16 kHz. Raises ScenarioUnusable."""
+        """Return a recording, at 16 kHz. Raises ScenarioUnusable."""
         if path not in self._recordings:
             self._recordings[path] = recording(path)
         return self._recordings[path]
@@ -162,14 +162,14 @@ class CallersSpeech:
             raise ScenarioUnusable(f"{voice.text} makes no sound of {text!r}") from None
 
     async def close(self) -> None:
-        """End the voices."""
+        """End the processes of the voices."""
         for voice in self._voices.values():
             await voice.stop()
         self._voices.clear()
 
 
 def _trimmed(samples: Samples) -> Samples:
-    """Speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
+    """Return speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
     first, end = loud_part(frame_levels(samples, MIC_TICK))
     begin = max(0, (first - _BEFORE) * MIC_TICK)
     speech = levelled(samples, LEVEL_DB)[begin : (end + _BEHIND) * MIC_TICK]
@@ -194,7 +194,7 @@ def recording(path: Path) -> Samples:
 
 
 def end_of_speech(samples: Samples) -> tuple[int, int]:
-    """Return the ticks in which speech begins, and after which it is over; (0, 0) without sound."""
+    """Return the range of ticks [first, end) that contains the speech; (0, 0) without sound."""
     try:
         return loud_part(frame_levels(samples, MIC_TICK))
     except ValueError:
@@ -202,14 +202,14 @@ def end_of_speech(samples: Samples) -> tuple[int, int]:
 
 
 class Ears:
-    """A recogniser of English for what callers heard. It is loaded when it is first needed."""
+    """A recogniser of English, for what callers heard. It is loaded at its first use."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "ears", initializer=_be_nice)
         self._model: object = None
 
     async def words(self, samples: Samples) -> str:
-        """Return the words in sound at 16 kHz. Raises ScenarioUnusable where there is no recogniser."""
+        """Return the words in audio at 16 kHz. Raises ScenarioUnusable if there is no recogniser."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._words, samples)
 
     def _words(self, samples: Samples) -> str:
@@ -237,7 +237,7 @@ def _be_nice() -> None:
 
 
 def _parts(samples: Samples) -> list[Samples]:
-    """Cut sound at quiet places into parts that the recogniser can read."""
+    """Cut audio at quiet places into parts that are short enough for the recogniser."""
     parts: list[Samples] = []
     while len(samples) > _LONGEST_SEC * MIC_RATE:
         levels = frame_levels(samples[_CUT_FROM_SEC * MIC_RATE : _LONGEST_SEC * MIC_RATE], MIC_TICK)
@@ -284,7 +284,11 @@ _ONE: Final = re.compile(r"\b(?:one|a) (?=(?:hundred|thousand|million)(?:th)?\b)
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """``wrong`` of ``words`` that were said, and each difference: "clubs → clothes", "+you" or "-the"."""
+    """The word errors of a recognised text.
+
+    ``wrong`` is their number, ``words`` the number of words that were said. ``differences`` has each error, such as
+    "clubs → clothes", "+you" or "-the".
+    """
 
     wrong: int
     words: int
@@ -304,10 +308,10 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
 
 
 def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
-    """Substitutions, insertions and deletions, the fewest that turn one into the other.
+    """Return the fewest substitutions, insertions and deletions that turn ``said`` into ``heard``.
 
-    Numbers are compared as they are read aloud; digits that were heard count as right if they are so read as a number,
-    as a year or one by one. Case and punctuation count for nothing, and neither does whether words are joined.
+    Numbers are compared as they are read aloud. Recognised digits are right if any reading fits: as a number, as a
+    year, or digit by digit. Case, punctuation, and whether words are joined are ignored.
     """
     if language != "en":
         wanted = _words_of(said, language)
@@ -317,7 +321,7 @@ def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
 
 
 def spoken_words(text: str) -> list[str]:
-    """The words of a text as they are read aloud: small letters, numbers in words, no punctuation."""
+    """Return the words of an English text as they are read aloud: lower case, numbers in words, no punctuation."""
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z]\b)", " ", text.replace("’", "'"))  # P.B.X.
     read = "".join(piece.text for piece in spoken_form(text))
     words = _ONE.sub("", _AND.sub(r"\1 ", " ".join(_NOT_SPOKEN.sub(" ", read.lower()).split()))).split()
@@ -337,7 +341,7 @@ def _readings(heard: str) -> Iterator[list[str]]:
 
 
 def _words_of(text: str, language: str) -> list[str]:
-    """The words of a text in another language than English, as they are read aloud."""
+    """Return the words of a text in a language other than English, as they are read aloud."""
     read = "".join(piece.text for piece in spoken_form(text.replace("’", "'"), language))
     return re.sub(r"[^\w']+|_", " ", read.lower().replace("-", " ")).split()
 
@@ -354,7 +358,7 @@ def _readings_of(heard: str, language: str) -> Iterator[list[str]]:
 
 
 def compared(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """The fewest errors between two texts: the classic table of costs, with words that are joined on one side."""
+    """Return the fewest errors between two texts: edit distance by words, where joining words is no error."""
     rows, columns = len(said) + 1, len(heard) + 1
     cost = [[0] * columns for _ in range(rows)]
     step: list[list[tuple[int, int]]] = [[(0, 0)] * columns for _ in range(rows)]
@@ -369,7 +373,7 @@ def compared(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
 
 
 def _steps(said: Sequence[str], heard: Sequence[str], row: int, column: int) -> Iterator[tuple[int, int, int]]:
-    """Each as words of both sides and its price."""
+    """Yield the edit steps that end at a cell of the table: the words used on either side, and the cost."""
     if row and column:
         yield 1, 1, int(said[row - 1] != heard[column - 1])
         for count in range(2, _MOST_JOINED + 1):

@@ -11,7 +11,8 @@ Each of these imports only from those above it:
 - ``sessions``: opens sessions within the server's limits, and keeps sessions that outlive a connection.
 - ``tokens``: sessions whose input and output are lists of tokens, served over gRPC.
 
-For all of them, here: failures as clients and the log see them, and identifiers that cannot be guessed.
+The functions in this module are shared by all of them: they prepare errors for the client and the log, and make random
+identifiers.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """Return the error that a client gets in place of ``exception``, which is logged under the id of that error."""
+    """Log ``exception`` under a new error id, and return the error, with that id, that the client gets instead."""
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed("the server failed to answer this request", error_id=error_id)
 
 
 def identified(error: OmniError, *, where: str) -> OmniError:
-    """Give ``error`` an id, and log it with its cause under that id, if the engine failed. Returns ``error``."""
+    """If ``error`` is an EngineFailed without an id, give it one and log it, with its cause, under that id.
+
+    Returns ``error``.
+    """
     if isinstance(error, EngineFailed) and error.error_id is None:
         error_id = new_id("err_")
         cause = error if error.__cause__ is not None else None
@@ -49,13 +53,17 @@ def identified(error: OmniError, *, where: str) -> OmniError:
 def being_cancelled() -> bool:
     """Whether the running task is being cancelled.
 
-    Otherwise a CancelledError in it comes from something that it awaited, and is a failure like any other.
+    If it is not, a CancelledError in this task comes from something that the task awaited, and is a failure like any
+    other.
     """
     return (task := asyncio.current_task()) is None or task.cancelling() > 0
 
 
 def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
-    """Note the request that ``error`` is about; if the engine is down, make it end the session. Returns ``error``."""
+    """Note in ``error`` the id of its request and ``ref``, the client's name for it. Returns ``error``.
+
+    The error also ends the session if the engine is down.
+    """
     identified(error, where=f"request {request_id}")
     error.belong_to(request_id, ref)
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:

@@ -41,11 +41,11 @@ _Work: TypeAlias = tuple[StreamPiece, Done, asyncio.AbstractEventLoop]
 
 
 class SpeechWorkers:
-    """Detects the speech of all sessions of a server in the ListeningThreads, in rounds that serve several at once.
+    """Detects speech in the audio of all sessions, in the ListeningThreads, in rounds that serve several sessions.
 
     Waking a thread, and the event loop again when it is done, costs as much as detecting speech in a window, and the
-    network takes half the time for a window when it judges those of eight sessions at once. Sessions without urgent
-    audio therefore join a round: when it begins, all of them submit their pieces, and one thread takes them together.
+    network takes half the time for a window when it judges those of eight sessions together. Sessions without urgent
+    audio therefore join a round: when it begins, all of them submit their pieces, and one thread judges them together.
     """
 
     def __init__(self, metrics: Metrics | None = None, *, judge: TurnJudge | None = None) -> None:
@@ -64,12 +64,12 @@ class SpeechWorkers:
 
     @cached_property
     def available(self) -> bool:
-        """Whether the detector's package is installed; looked for once."""
+        """Whether the detector's package is installed. Checked once."""
         return has_detector()
 
     @property
     def cleans_audio(self) -> bool:
-        """Whether the library that takes out echo and noise is installed."""
+        """Whether the library that removes echo and noise is installed."""
         return has_library()
 
     @property
@@ -82,8 +82,8 @@ class SpeechWorkers:
     def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
         """Judge a slice of ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
 
-        ``done`` must not raise. It is not called for pieces that no thread has taken by ``close``, nor once the loop is
-        closed. This takes a callback because a future for each piece of audio would cost as much as the piece itself.
+        ``done`` must not raise. It is not called for pieces that no thread has begun by ``close``, nor once the loop is
+        closed. A callback is used because a future for each piece of audio would cost as much as the piece itself.
         """
         if self._closed:
             return
@@ -103,7 +103,7 @@ class SpeechWorkers:
         question.add_done_callback(tell)
 
     def join_round(self, begins: Callable[[], None]) -> None:
-        """Call ``begins`` within ``ROUND_SEC``. All work submitted by the callbacks of a round runs in one thread."""
+        """Call ``begins`` within ``ROUND_SEC``. All work that the callbacks of a round submit runs in one thread."""
         if len(self._next_round) == MAX_IN_ROUND:
             self._next_round = []
         if not self._next_round:
@@ -166,7 +166,8 @@ class Reached:
 class ListeningSettings:
     """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
 
-    ``echo``: the echo of what the client plays is taken out of its audio. ``noise`` is suppressed for the detector.
+    ``echo``: the echo of what the client plays is removed from its audio. ``noise``: the suppression of noise in the
+    detector's input; requests get the noise.
     """
 
     turns: TurnDetectionConfig | None
@@ -181,7 +182,7 @@ Item: TypeAlias = InputChunk | ListeningSettings | Reached | None
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """Consecutive audio that is judged together: of one format, and with one ``ref`` (the client's name for it)."""
+    """Consecutive audio that is judged together: of one format and one ``ref`` (the client's name for its request)."""
 
     source: AudioFormat
     payload: bytes
@@ -233,7 +234,7 @@ class ListeningQueue:
         self._items: deque[Item] = deque()
 
     def expect(self, audio: AudioFormat) -> None:
-        """Set the format of chunks that name none."""
+        """Set the format of chunks that do not name one."""
         self.audio = audio
 
     def __len__(self) -> int:
@@ -250,7 +251,7 @@ class ListeningQueue:
         return bool(self._items) and _is_audio(self._items[0])
 
     def ends_file(self, source: AudioFormat | None) -> bool:
-        """Whether the next item ends a stream of ``source``: an end of the input, or audio of another format."""
+        """Whether the next item ends a file of format ``source``: an end of the input, or audio of another format."""
         if not self._items:
             return False
         item = self._items[0]
@@ -259,7 +260,7 @@ class ListeningQueue:
         return self._source_of(item) != source if item.modality is _AUDIO else item.end_of_input
 
     def put(self, item: Item) -> None:
-        """Append an item. An audio chunk of more than ``MAX_PIECE_BYTES`` becomes several."""
+        """Append an item. An audio chunk of more than ``MAX_PIECE_BYTES`` is split."""
         if not isinstance(item, InputChunk) or len(item.payload) <= MAX_PIECE_BYTES or not _is_audio(item):
             self._append(item)
             return
@@ -289,7 +290,7 @@ class ListeningQueue:
     def take_piece(self) -> AudioPiece:
         """Remove the audio at the head of the queue and return it.
 
-        A piece is of one format, ends with a chunk that ends the input, and has less than twice ``MAX_PIECE_BYTES``.
+        The piece has one format and less than twice ``MAX_PIECE_BYTES``. A chunk that ends the input ends the piece.
         """
         first = self._items[0]
         assert isinstance(first, InputChunk)
@@ -369,16 +370,16 @@ MAX_WAITING: Final = 8
 
 
 class TurnModel(Protocol):
-    """A model that tells from the sound of speech whether the speaker has finished."""
+    """A model that judges from the sound of speech whether the speaker has finished."""
 
     def finished(self, turn: Samples) -> float:
         """Return the probability that the speaker of ``turn`` (at 16 kHz) has finished. Called from one thread."""
 
 
 class TurnJudge:
-    """Judges for all sessions in pauses whether the speaker has finished, in a thread of its own. Thread-safe.
+    """Judges pauses of all sessions, in a thread of its own: whether the speaker has finished. Thread-safe.
 
-    While ``MAX_WAITING`` questions wait, further ones are answered at once with 0: these turns end by silence.
+    While ``MAX_WAITING`` questions wait, further ones are answered with 0 immediately: these turns end by silence.
     """
 
     def __init__(self, model: TurnModel, metrics: Metrics | None = None) -> None:
@@ -388,7 +389,7 @@ class TurnJudge:
         self._room = threading.BoundedSemaphore(MAX_WAITING)
 
     def ask(self, turn: Samples) -> Future[float]:
-        """Ask for the probability that the speaker of ``turn``, which ends in a pause, has finished. Never waits."""
+        """Ask for the probability that the speaker of ``turn``, which ends in a pause, has finished. Does not block."""
         if not self._room.acquire(blocking=False):
             self._count("skipped")
             return _no()
@@ -485,7 +486,7 @@ class AudioRing:
         return removed
 
     def drop(self) -> int:
-        """Discard all audio; also, as it arrives, the rest of a frame that is incomplete now.
+        """Discard all audio. The rest of a frame that is incomplete now is discarded as it arrives.
 
         Returns the number of bytes that were discarded now.
         """
@@ -494,10 +495,10 @@ class AudioRing:
         return size
 
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
-        """Remove and return the audio before ``until_ms``, or all of it if that is None.
+        """Remove and return the audio before ``until_ms``, or all audio if that is None.
 
         The two parts of a chunk that is cut keep its fields, but the second gets a later ``timestamp_ms`` and no
-        ``ref``: the first has named the request already.
+        ``ref``, as the first has named the request already.
         """
         taken = self._remove(until_ms)
         rest = self._pieces[0] if taken and self._pieces else None
@@ -519,7 +520,7 @@ class AudioRing:
         return taken
 
     def forget(self, until_ms: float | None = None) -> int:
-        """Discard the audio before ``until_ms``, or all of it if that is None; return its size in bytes."""
+        """Discard the audio before ``until_ms``, or all audio if that is None; return its size in bytes."""
         return sum(len(piece.payload) for piece in self._remove(until_ms))
 
     def _offset(self, time_ms: float) -> int:

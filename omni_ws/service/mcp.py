@@ -1,9 +1,10 @@
-"""McpLink: the connection to one MCP server, over streamable HTTP or server-sent events, by the package ``mcp``.
+"""MCP servers of a session: connections to them, the tools that the model is offered, and calls of these tools.
 
-The rules are those for media by URL (``transport.http.media_fetch``), as a client names the server: the operator has
-to list its host (``realtime.mcp_servers``), the host is resolved once for a connection, which goes to that very
-address, the address is public or listed itself, redirects are not followed, and neither proxies nor credentials of the
-environment are used. What a server sends is bounded: the bytes of a response, and each event.
+McpLink is the connection to one server, over streamable HTTP or server-sent events, by the package ``mcp``. As a client
+names the server, the rules are those for media by URL (``transport.http.media_fetch``). The operator has to list the
+server's host (``realtime.mcp_servers``). The host is resolved once for each connection, which uses exactly that
+address; the address must be public or listed itself. Redirects are not followed, and neither proxies nor credentials of
+the environment are used. The size of a response and of each event is bounded.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 #: Bytes a second of a stream of events that is open as long as the session, behind its first MAX_STREAM_BYTES: its
 #: events are parsed on the loop.
 _STREAM_RATE: Final = 256 * 1024
-#: What ends an event of a stream.
+#: The marks that end an event of a stream.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 #: Longer JSON is examined in a thread.
 _INLINE_BYTES: Final = 64 * 1024
 
 
 def _end_of_events(data: bytearray, start: int) -> int:
-    """Return the end of the last whole event in ``data``, of which none ends before ``start``; 0 if there is none."""
+    """Return the position in ``data`` after its last complete event, searching from ``start``; 0 if there is none."""
     return max((at + len(end) for end in _EVENT_ENDS if (at := data.rfind(end, start)) >= 0), default=0)
 
 
 async def _check(data: bytes) -> None:
-    """Raise InvalidFrame for JSON of more values than are parsed on the loop, as the package does."""
+    """Raise InvalidFrame for JSON with too many values: the package parses it on the event loop."""
     if len(data) <= _INLINE_BYTES:
         check_values(data)
     else:
@@ -68,10 +69,10 @@ async def _check(data: bytes) -> None:
 
 
 class BoundedBody:
-    """The body of a response. Without ``ends_at``, a stream of events that may be open as long as the session.
+    """The body of a response, bounded in bytes. Without ``ends_at``, a stream of events as long-lived as the session.
 
-    The one to a POST (``posted``) ends at ``ends_at``, by the clock of the loop, when nobody waits for it any more: to
-    raise an error then would end the connection, and with it other calls. Raises errors of httpx2.
+    The body of a response to a POST (``posted``) simply ends at ``ends_at``, a time of the loop's clock at which nobody
+    waits for it any more: an error would end the connection, and with it other calls. Raises errors of httpx2.
     """
 
     def __init__(self, stream: Any, *, events: bool, posted: bool, ends_at: float | None) -> None:
@@ -139,7 +140,7 @@ _MAX_PAGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool of a server. ``schema`` is the JSON Schema of its arguments."""
+    """A tool of an MCP server. ``schema`` is the JSON Schema of its arguments."""
 
     name: str
     description: str
@@ -156,7 +157,10 @@ _Result = TypeVar("_Result")
 
 
 class McpFailure(Exception):
-    """A failed listing or call. ``kind`` is OpenAI's: protocol_error, tool_execution_error or http_error."""
+    """A failed listing or call.
+
+    ``kind`` is a name from OpenAI's API: protocol_error, tool_execution_error or http_error.
+    """
 
     def __init__(self, kind: str, message: str, *, code: int | None = None) -> None:
         super().__init__(message)
@@ -169,7 +173,7 @@ class McpFailure(Exception):
 
 
 class McpReach:
-    """What this server may reach of MCP servers, and how long it waits for them."""
+    """The MCP servers that this server may reach, and how long it waits for them."""
 
     def __init__(self, config: RealtimeConfig) -> None:
         self.timeout_sec = config.mcp_timeout_sec
@@ -177,7 +181,7 @@ class McpReach:
         self._tls: ssl.SSLContext | None = None
 
     def check(self, server: McpServer, place: str = "tools") -> None:
-        """Raise UnsupportedParameter if a server may not be reached, and InvalidValue for a malformed URL."""
+        """Raise UnsupportedParameter if an MCP server may not be reached, and InvalidValue for a malformed URL."""
         if importlib.util.find_spec("mcp") is None:
             raise UnsupportedParameter(
                 f"MCP servers need the extra mcp on this server: {install_command('mcp')}", param=place
@@ -209,16 +213,16 @@ class McpReach:
         raise OSError("the host has no allowed address")
 
     def tls(self) -> ssl.SSLContext:
-        """Return the context of https connections."""
+        """Return the TLS context for https connections."""
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
 
 
 class McpLink:
-    """The connection to one server, which is opened when it is first used, and again after a failure.
+    """The connection to one MCP server, opened at its first use, and again after a failure.
 
-    A task of its own holds it, until ``close``.
+    A task of its own holds the connection, until ``close``.
     """
 
     def __init__(self, server: McpServer, reach: McpReach) -> None:
@@ -272,13 +276,16 @@ class McpLink:
         return await self._guarded(called)
 
     def close(self) -> None:
-        """Close the connection, and give up what waits for it. Idempotent."""
+        """Close the connection, and fail the calls that wait for it. Idempotent."""
         if self._task is not None:
             self._task.cancel()
         self._task = self._ready = None
 
     async def _guarded(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Do ``work`` in the time allowed, and translate its errors; only an error of the tool leaves it connected."""
+        """Await ``work`` with a time-out, and raise its errors as McpFailure. Most errors also close the connection.
+
+        An error of the tool and a time-out of a call on an open connection leave it open.
+        """
         from mcp import MCPError
 
         try:
@@ -304,7 +311,7 @@ class McpLink:
             raise McpFailure("protocol_error", "the server could not be reached, or sent no valid response") from None
 
     def _raise_status(self) -> None:
-        """Raise McpFailure if the server has answered with a status that is no success."""
+        """Close the connection and raise McpFailure, if the server has answered with an HTTP error status."""
         status, self._status = self._status, None
         if status is not None:
             self.close()
@@ -318,7 +325,7 @@ class McpLink:
         return await asyncio.shield(self._ready)
 
     async def _hold(self, ready: asyncio.Future[ClientSession]) -> None:
-        """Open the connection, tell ``ready``, and hold it until this task is cancelled."""
+        """Open the connection, set its session as the result of ``ready``, and hold it until this task is cancelled."""
         from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
@@ -376,7 +383,7 @@ class McpLink:
         await asyncio.sleep(opens - now)
 
     def answered(self, status: int) -> None:
-        """Note the status of a response."""
+        """Note the HTTP status of a response."""
         self._status = None if status < 300 else status
 
 
@@ -387,9 +394,10 @@ def _fail(ready: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _plain_session(*streams: Any) -> ClientSession:
-    """Return a session that takes results as they are.
+    """Return a session that does not validate results.
 
-    The package checks structured results by the server's own schema, whose patterns can hold the loop up for hours.
+    The package would validate structured results by the server's own schema, whose patterns can block the loop for
+    hours.
     """
     from mcp import ClientSession
 
@@ -403,8 +411,8 @@ def _plain_session(*streams: Any) -> ClientSession:
 def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
     """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses.
 
-    The response to a POST ends when nobody waits for it any more. To raise an error then would end the connection, and
-    with it other calls.
+    The response to a POST ends when nobody waits for it any more: an error would end the connection, and with it other
+    calls.
     """
     import httpx2
 
@@ -451,7 +459,10 @@ def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | Non
 
 
 def _text_of(content: list[Any], structured: Any) -> str:
-    """Return a result as the text for the model: its texts, else its structured content; other parts are named."""
+    """Return a tool's result as text for the model: its texts, or else its structured content.
+
+    Parts of other types are named, such as "[image/png: not shown]".
+    """
     parts = []
     for one in content:
         match one.type:
@@ -493,7 +504,7 @@ TOO_MANY: Final = f"at most {MAX_CALLS} calls may be made in one turn: answer wi
 
 @dataclass(slots=True, eq=False)
 class ToolServer:
-    """One MCP server of a session. It has ``tools`` as long as they are listed."""
+    """One MCP server of a session. ``tools`` is empty until they have been listed."""
 
     settings: McpServer
     link: McpLink
@@ -508,15 +519,15 @@ class ToolServer:
         return self.settings.server_label
 
     def list_by(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let ``work`` list its tools."""
+        """Run ``work``, which lists the tools, as a task."""
         self.listing = asyncio.create_task(work, name=f"tools of {self.label}")
 
     def know(self, tools: Sequence[McpTool] = (), *, failure: McpFailure | None = None) -> None:
-        """Note its tools, or why they cannot be known."""
+        """Note the listed tools, or why they could not be listed."""
         self.pending, self.tools, self.failure = False, list(tools), failure
 
     def configured(self, settings: McpServer) -> None:
-        """Take over other settings for the same URL and credentials."""
+        """Replace the settings; the URL and the credentials are unchanged."""
         self.settings = settings
 
     def allows(self, tool: McpTool) -> bool:
@@ -528,7 +539,7 @@ class ToolServer:
         return [one for one in self.tools if self.allows(one)]
 
     def close(self) -> None:
-        """Close the connection to it."""
+        """Close the connection to the MCP server."""
         if self.listing is not None:
             self.listing.cancel()
         self.link.close()
@@ -536,7 +547,7 @@ class ToolServer:
 
 @dataclass(slots=True, eq=False)
 class McpCall:
-    """A call of a tool that the server makes. ``output`` and ``failure`` are None until it is over."""
+    """A call of an MCP tool that this server makes. ``output`` and ``failure`` are None until the call has ended."""
 
     call_id: str
     request_id: str
@@ -545,45 +556,48 @@ class McpCall:
     arguments: str
     output: str | None = None
     failure: McpFailure | None = None
-    #: Whether nobody wants the result any more: the model is not told.
+    #: Whether the result is no longer wanted: then the model is not told it.
     dropped: bool = False
 
     @property
     def result(self) -> str:
-        """What the model is told."""
+        """The result as the model sees it."""
         if self.failure is not None:
             return msgspec.json.encode({"error": self.failure.message}).decode()
         return self.output or ""
 
     def ended(self, output: str | None, failure: McpFailure | None = None) -> None:
-        """Note how it ended."""
+        """Note the end of the call, with its output or its failure."""
         self.output, self.failure = output, failure
 
     def drop(self) -> None:
-        """End it without a result, as nobody wants one any more."""
+        """End the call without a result, as the result is no longer wanted."""
         self.dropped = True
         self.ended(None, McpFailure("tool_execution_error", "the call was cancelled"))
 
 
 class CallKeeper(Protocol):
-    """Whoever tells the client of MCP servers and calls, and gives results to the model."""
+    """Receives the news of MCP servers and calls: tells the client of them, and gives results to the model."""
 
     def listing(self, server: ToolServer) -> None:
-        """Note that the tools of a server are being listed, or that this has ended."""
+        """Note that the listing of a server's tools has begun or ended."""
 
     def begun(self, call: McpCall) -> None:
-        """Note that a call is being made."""
+        """Note that a call has begun."""
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Take the results of the calls of one answer, in order, when the last is over; none of dropped calls."""
+        """Receive all results of one answer's calls, in order, when the last has ended; without dropped calls."""
 
     def one_over(self, call: McpCall) -> None:
-        """Note that one call is over."""
+        """Note that one call has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChange:
-    """A change of ``tools`` that was checked: the tools for the configuration, and the servers."""
+    """A checked change of ``tools``: the tools for the configuration, the client's functions, and the MCP servers.
+
+    ``names`` has the tools of MCP servers by the names under which they are offered.
+    """
 
     tools: list[Any]
     functions: list[Any]
@@ -594,7 +608,8 @@ class ToolChange:
 class ToolServers:
     """The MCP servers of one session.
 
-    ``apply`` applies tools to the configuration of the session. It raises an InvalidRequest, or EngineOverloaded.
+    ``apply`` is called with new tools for the configuration of the session. It raises an InvalidRequest, or
+    EngineOverloaded.
     """
 
     def __init__(self, reach: McpReach, *, apply: Callable[[list[Any]], object]) -> None:
@@ -606,7 +621,7 @@ class ToolServers:
         self._servers: dict[str, ToolServer] = {}
         self._functions: list[Any] = []
         self._names: dict[str, tuple[ToolServer, McpTool]] = {}
-        #: By request id, the calls of an answer that are not all over.
+        #: By request id, the calls of an answer, until all of them have ended.
         self._open: dict[str, list[McpCall]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Calls that wait for approval, by call id.
@@ -619,7 +634,7 @@ class ToolServers:
         return bool(self._servers)
 
     def keep_with(self, keeper: CallKeeper, *, approvals: bool = False) -> None:
-        """Tell ``keeper`` of servers and calls from now on; with ``approvals`` its client can approve calls."""
+        """Tell ``keeper`` of servers and calls from now on. ``approvals``: its client can approve calls."""
         self._keeper, self._approvals = keeper, approvals
 
     # tools
@@ -630,7 +645,7 @@ class ToolServers:
         return self._servers.values()
 
     def change(self, tools: Any) -> ToolChange | None:
-        """Check new ``tools`` of the client; None if they need nothing of MCP. ``commit`` makes the change.
+        """Check new ``tools`` of the client. Returns the change for ``commit``; None if it does not concern MCP.
 
         Raises an InvalidRequest that names the field.
         """
@@ -657,7 +672,7 @@ class ToolServers:
         return ToolChange(tools, functions, [*wanted.values()], names)
 
     def _kept(self, wanted: McpServer) -> ToolServer | None:
-        """Return the server of a label, if ``wanted`` has no other URL and no other credentials."""
+        """Return the server that has the label of ``wanted``; None if its URL or credentials are different."""
         known = self._servers.get(wanted.server_label)
         if known is None:
             return None
@@ -666,7 +681,7 @@ class ToolServers:
         return known if same and wanted.request_headers in ({}, known.settings.request_headers) else None
 
     def commit(self, change: ToolChange) -> None:
-        """Make a change: connect to new servers, and part from those that are no longer named."""
+        """Apply a change: connect to new servers, and close those that are no longer named."""
         kept = [self._kept(settings) for settings in change.servers]
         gone = [server for server in self._servers.values() if server not in kept]
         self._functions, self._servers = change.functions, {}
@@ -719,7 +734,10 @@ class ToolServers:
         self._tell_listing(server)
 
     def _offer(self) -> None:
-        """Put the listed tools of all servers into the configuration. Raises what refuses them."""
+        """Apply the client's functions and the listed tools of all servers to the configuration.
+
+        Raises what ``apply`` raises.
+        """
         names = self._named(self._functions, self._servers.values())
         if len(self._functions) + len(names) > MAX_TOOLS:
             raise InvalidValue(f"there are more than {MAX_TOOLS} tools with those of MCP servers")
@@ -731,7 +749,7 @@ class ToolServers:
             self._keeper.listing(server)
 
     async def listed(self) -> None:
-        """Wait until the tools of all servers are known. Raises InvalidValue if those of one are not."""
+        """Wait until the tools of all servers are listed. Raises InvalidValue if a listing failed."""
         for server in [*self._servers.values()]:
             if server.listing is not None:
                 await asyncio.wait([server.listing])
@@ -740,7 +758,7 @@ class ToolServers:
                 raise InvalidValue(why, param="tools")
 
     def expanded(self, tools: Any) -> Any:
-        """Return ``tools`` of one answer with the label of each server replaced by its tools.
+        """Return the ``tools`` of one response, with each MCP server, named by its label, replaced by its tools.
 
         Raises UnsupportedParameter for a server that the session does not have.
         """
@@ -765,7 +783,7 @@ class ToolServers:
         return found
 
     def without(self, tools: Sequence[Any]) -> list[Any]:
-        """Return tools of a configuration without those of MCP servers."""
+        """Return the tools of a configuration except those of MCP servers."""
         return [one for one in tools if _name_of(one) not in self._names]
 
     def shown(self) -> list[dict[str, Any]]:
@@ -779,16 +797,16 @@ class ToolServers:
         return self._names.get(name or "")
 
     def asks(self, name: str) -> bool:
-        """Return whether a call under ``name`` has to be approved."""
+        """Return whether a call of the tool that is offered as ``name`` has to be approved."""
         server, tool = self._names[name]
         return server.settings.asks(tool.name, reads_only=tool.reads_only)
 
     def new_turn(self) -> None:
-        """Note that the user has asked something: calls are counted anew."""
+        """Note that the user has asked something: the limit on calls starts over."""
         self._calls_in_turn = self._refused_rounds = 0
 
     def make(self, request_id: str, calls: Sequence[ToolCall]) -> None:
-        """Make the calls of an answer that has ended, as far as they are calls of MCP tools."""
+        """Begin those calls of an ended answer that are calls of MCP tools; calls that need approval wait for it."""
         ours = [(call, *offered) for call in calls if (offered := self.find(call.name)) is not None]
         if not ours or self._closed:
             return
@@ -808,9 +826,9 @@ class ToolServers:
             self._begin(found)
 
     def approve(self, call_id: str, *, approved: bool, reason: str | None) -> McpCall:
-        """Make a call that waited for approval; if it is not approved, the model is told so.
+        """Begin a call that waited for approval or, if it is not approved, tell the model so.
 
-        Raises KeyError if there is no such call.
+        Raises KeyError if no such call waits.
         """
         call = self._asked.pop(call_id)
         why = f": {reason}" if reason else ""
@@ -856,15 +874,15 @@ class ToolServers:
             self._keeper.over(call.request_id, [one for one in calls if not one.dropped])
 
     def working(self, request_id: str) -> bool:
-        """Return whether calls of an answer are being made."""
+        """Return whether calls of the answer to this request are still in progress."""
         return request_id in self._open
 
     def has(self, call_id: str) -> bool:
-        """Return whether a call is being made, or waits for approval: nobody else may give its result."""
+        """Return whether a call is in progress or waits for approval here: then clients may not send its result."""
         return call_id in self._tasks or call_id in self._asked
 
     def drop(self, call_ids: Iterable[str]) -> None:
-        """Give up calls whose results nobody wants any more: the model is not told of them."""
+        """Cancel calls whose results are no longer wanted: the model gets none."""
         for call_id in call_ids:
             self._asked.pop(call_id, None)
             task = self._tasks.get(call_id)
@@ -887,13 +905,13 @@ class ToolServers:
 
 
 def _completed(wanted: McpServer, known: McpServer) -> McpServer:
-    """Return ``wanted`` with the URL and the credentials of ``known``, which it need not repeat."""
+    """Return ``wanted`` with the URL and the credentials of ``known``, which the client need not repeat."""
     kept = {name: getattr(known, name) for name in ("server_url", "authorization", "headers")}
     return msgspec.structs.replace(wanted, **kept)
 
 
 def _name_of(tool: Any) -> str:
-    """Return the name of a function in the form of the chat API; "" for anything else, which is refused later."""
+    """Return the name of a function in the form of the chat API; "" for an invalid tool, which is refused later."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""

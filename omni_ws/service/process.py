@@ -90,7 +90,7 @@ def _word(value: object) -> str:
 
 
 def _whole(text: str) -> str:
-    """Return the text with each lone surrogate, which cannot be encoded, replaced by its name."""
+    """Return the text with each lone surrogate, which UTF-8 cannot encode, replaced by its name."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -143,15 +143,18 @@ _PROBE_BYTES: Final = 4096
 
 
 def check_space(folder: Path) -> None:
-    """Raise OSError if no file in ``folder`` can be written. It writes one, since a full disk still opens new files."""
+    """Raise OSError if no data can be written to ``folder``.
+
+    Writes a file, as on a full disk files can still be opened.
+    """
     with TemporaryFile(dir=folder, buffering=0) as probe:
         probe.write(bytes(_PROBE_BYTES))
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: str) -> bool:
-    """Run ``work`` until it ends, or cancel it once ``event`` is set. Returns whether it ended. Raises what it raises.
+    """Run ``work`` to its end, or cancel it once ``event`` is set. Returns whether it came to its end.
 
-    ``name`` is that of its task.
+    Raises what ``work`` raises. ``name`` is the name of its task.
     """
     working = asyncio.create_task(work, name=name)
     interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
@@ -181,9 +184,9 @@ IDLE_SHARE: Final = 0.02
 def watching_loop(
     observe: Callable[[float], object], *, cpu_time: Callable[[], float] = time.thread_time
 ) -> Iterator[None]:
-    """Within the block, call ``observe`` ten times a second with the seconds by which that call is late.
+    """Within the block, call ``observe`` ten times a second with the number of seconds by which the call is late.
 
-    While the loop is idle, the time between two calls doubles, up to a second. ``cpu_time`` returns the CPU time of the
+    While the loop is idle, the interval doubles step by step, up to a second. ``cpu_time`` returns the CPU time of the
     loop's thread in seconds.
     """
     watch = _Watch(observe, cpu_time)
@@ -232,9 +235,9 @@ _RETURNS: Final = 12
 
 @contextmanager
 def returning_memory(held: Callable[[], int]) -> Iterator[None]:
-    """Within the block, call ``held()`` (bytes) every few seconds; after it fell by much, return freed memory.
+    """Within the block, return freed memory to the system each time that ``held()`` (bytes) has fallen by much.
 
-    By itself, the C library returns freed memory only if nothing at a higher address is in use.
+    The C library by itself returns freed memory only if no memory at a higher address is in use.
     """
     task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
     try:

@@ -90,9 +90,10 @@ class Recorder:
         payloads: bool = True,
         capacity: int = QUEUE_BYTES,
     ) -> None:
-        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only sessions of keys of these names.
+        """Record ``fraction`` of the sessions, chosen at random; with ``keys`` (names), only those of these API keys.
 
-        Without ``payloads`` only the sizes and digests of contents are recorded. ``capacity`` is in bytes.
+        Without ``payloads``, only the sizes and digests of contents are recorded. ``capacity`` is that of the queue in
+        bytes.
         """
         self._folder = folder
         self._engine = engine
@@ -117,8 +118,8 @@ class Recorder:
     ) -> SessionRecording | None:
         """Begin to record a session. Returns None if the session is not to be recorded.
 
-        ``key`` is the name of its API key; ``name`` becomes part of the file's name. A session whose recording an
-        operator has ``asked_for`` is recorded whatever its key, and without a draw.
+        ``key`` is the name of the session's API key; ``name`` becomes part of the file's name. With ``asked_for`` (by
+        an operator) the session is recorded whatever its key and ``fraction``.
         """
         if not asked_for and self._keys and key not in self._keys:
             return None
@@ -149,7 +150,7 @@ class Recorder:
         return recording
 
     def put(self, recording: SessionRecording, event: _Event, size: int = 0) -> None:
-        """Queue an event of a recording, or cut the recording when the queue is full."""
+        """Queue an event of a recording; if the queue is full, cut the recording instead."""
         size += _EVENT_BYTES
         if not self._has_room(size):
             recording.cut(TOO_SLOW)
@@ -161,13 +162,13 @@ class Recorder:
         return self._put_bytes - self._taken_bytes + size <= self._capacity
 
     def last(self, recording: SessionRecording, event: RecordedLine) -> None:
-        """Queue the last event of a recording, however full the queue is."""
+        """Queue the last event of a recording, even if the queue is full."""
         self._live.discard(recording)
         self._put_bytes += _EVENT_BYTES
         self._queue.put((recording.file, event, _EVENT_BYTES))
 
     def close(self) -> None:
-        """End all recordings and write what waits, for some seconds at most."""
+        """End all recordings and write the queued events, for some seconds at most."""
         for recording in tuple(self._live):
             recording.end()
         self._closing.set()
@@ -212,7 +213,7 @@ class Recorder:
 
 
 def _clock() -> Callable[[], float]:
-    """Return the clock of the running event loop, by which sound is paced."""
+    """Return the clock of the running event loop, which also paces audio."""
     try:
         return asyncio.get_running_loop().time
     except RuntimeError:
@@ -220,9 +221,9 @@ def _clock() -> Callable[[], float]:
 
 
 class SessionRecording:
-    """The recording of one session, over any number of connections. A disk error never raises here.
+    """The recording of one session, over any number of connections. Disk errors are never raised here.
 
-    It ends when the session is finished and all its connections are closed.
+    The recording ends when the session is finished and all its connections are closed.
     """
 
     def __init__(self, recorder: Recorder, name: str, key: str | None) -> None:
@@ -242,7 +243,7 @@ class SessionRecording:
         return ConnectionRecording(self, number)
 
     def finish(self) -> None:
-        """Note that the session is over."""
+        """Note that the session has ended."""
         self._finished = True
         self._end_if_over()
 
@@ -262,7 +263,7 @@ class SessionRecording:
             self._recorder.last(self, EndedLine(at=self.now()))
 
     def cut(self, reason: str) -> None:
-        """End an incomplete recording, with the reason in its last line."""
+        """End the recording before its session ends, with the reason in its last line."""
         if not self._is_over:
             self._is_over = True
             self._recorder.last(self, CutLine(at=self.now(), reason=reason))
@@ -274,24 +275,27 @@ class SessionRecording:
 
     @property
     def has_sound(self) -> bool:
-        """Whether sound is recorded."""
+        """Whether audio that no message carries is recorded, see ``sound``."""
         return self._recorder.payloads
 
     def sound(
         self, audio: bytes, source: AudioFormat, *, by_user: bool, request_id: str | None = None, in_ms: float = 0.0
     ) -> None:
-        """Record sound that no message carries; see SoundLine. ``in_ms``: when it is to be played, from now."""
+        """Record audio that no message carries; see SoundLine.
+
+        ``in_ms``: in how many milliseconds it will be played.
+        """
         if self.has_sound and not self._is_over and self.file.failure is None:
             at = self.now() + in_ms
             self._recorder.put(self, RecordedSound(at, audio, source, by_user, request_id), len(audio))
 
     def told(self, frame: bytes) -> None:
-        """Record what the session told its connection, as a frame of the native WebSocket without its sound."""
+        """Record a message of the session to its connection, as a native WebSocket frame without audio."""
         if not self._is_over and self.file.failure is None:
             self._recorder.put(self, RecordedFrame(self.now(), frame), len(frame))
 
     def played(self, request_id: str, played_ms: float) -> None:
-        """Record how much of the answer to a request was played until now."""
+        """Record how much of the answer to a request has been played so far."""
         self.put(PlayedLine(at=self.now(), request_id=request_id, played_ms=round(played_ms, 3)))
 
     def store(self) -> None:
@@ -362,7 +366,7 @@ NO_ROOM: Final = "the total size limit of all recordings is reached"
 
 
 class FileState(enum.Enum):
-    """The state of a recording's file: THERE from its first line on, CUT after a line that says why it was cut."""
+    """The state of a recording's file. THERE: it has its first line. CUT: its last line says why it ends early."""
 
     ABSENT = "nothing was written"
     THERE = "it has a whole number of lines"
@@ -370,7 +374,7 @@ class FileState(enum.Enum):
 
 
 class RecordingFile:
-    """The file of a recording, with the lines that wait to be written. Only the thread changes it.
+    """The file of a recording, with the lines that are to be written. Only the recorder's thread changes it.
 
     The event loop reads ``failure`` and ``is_over``.
     """
@@ -393,7 +397,7 @@ class RecordingFile:
         return round((self._clock() - self._began) * 1000, 3)
 
     def take(self, event: _Event, folder: RecordingFolder, *, payloads: bool) -> None:
-        """Add an event, and write the lines that wait if they are many or the event is the last. Never raises."""
+        """Add an event; write the collected lines if they are many or the event is the last. Never raises."""
         try:
             if isinstance(event, RecordedMessage):
                 event = _content(event) if payloads else _outline(event)
@@ -416,9 +420,9 @@ class RecordingFile:
             self.failure = "an internal error"
 
     def flush(self, folder: RecordingFolder, *, even_beyond: bool = False) -> None:
-        """Write the lines that wait. If that fails, cut the recording, and drop these lines.
+        """Write the collected lines. If that fails, cut the recording, and drop these lines.
 
-        ``even_beyond``: beyond the limit of the folder, and after a failure.
+        ``even_beyond``: write even beyond the limit of the folder, and after a failure.
         """
         data = bytes(self._lines)
         self._lines.clear()
@@ -460,7 +464,10 @@ class RecordingFile:
 
 
 class RecordedMessage(Struct, frozen=True, gc=False):
-    """A message as it was received or sent, which the thread encodes. ``at`` is the time in the recording in ms."""
+    """A message as it was received or sent, before the thread encodes it.
+
+    ``at`` is milliseconds since the recording began.
+    """
 
     at: float
     connection: int
@@ -471,14 +478,14 @@ class RecordedMessage(Struct, frozen=True, gc=False):
 
 
 class RecordedFrame(Struct, frozen=True, gc=False):
-    """What a ToldLine says, which the thread encodes."""
+    """The content of a ToldLine, before the thread encodes it."""
 
     at: float
     frame: bytes
 
 
 class RecordedSound(Struct, frozen=True, gc=False):
-    """What a SoundLine says, which the thread encodes."""
+    """The content of a SoundLine, before the thread encodes it."""
 
     at: float
     audio: bytes
@@ -539,13 +546,13 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """Raised if the folder is at its limit, and every recording in it is still being written."""
+    """Raised if the folder is at its limit, and no recording can be removed, as all are still being written."""
 
 
 class RecordingFolder:
-    """A folder of recordings, limited to ``max_bytes`` and an age of ``max_age`` seconds (0: any). Used by one thread.
+    """A folder of recordings, limited to ``max_bytes`` and an age of ``max_age`` seconds (0: no limit). For one thread.
 
-    When the folder is full, the oldest recordings make room.
+    When the folder is full, the oldest recordings are removed.
     """
 
     def __init__(
@@ -557,7 +564,7 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """``owns`` tells whether a file belongs to this process, if several processes share the folder."""
+        """``owns`` returns whether a file, by its name, is this process's, if several processes share the folder."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
@@ -571,11 +578,11 @@ class RecordingFolder:
 
     @property
     def total(self) -> int:
-        """Bytes of all recordings."""
+        """The bytes of all recordings."""
         return self._total
 
     def prepare(self) -> None:
-        """Create the folder, or read which recordings it contains.
+        """Create the folder, or list the recordings that it contains.
 
         Raises ConfigurationError if the folder is open to other users, or cannot be written.
         """
@@ -620,14 +627,14 @@ class RecordingFolder:
     def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
         """Append ``data`` to a file; with ``even_beyond``, also beyond the limit of the folder.
 
-        Raises OSError, after which the file is as long as before, and NoRoom.
+        Raises NoRoom, and OSError, after which the file is as long as before.
         """
         if not even_beyond:
             self._make_room(len(data))
         self._write(name, data, 0)
 
     def finish(self, name: str) -> None:
-        """Note that nothing more is written to a file, so that it may be removed."""
+        """Note that nothing more will be written to a file, so that the file may be removed."""
         self._live.discard(name)
 
     def remove_old(self) -> None:

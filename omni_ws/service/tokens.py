@@ -35,7 +35,7 @@ IMAGE_OVERHEAD_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCall:
-    """The arguments of ``generate``. Ranges are positions in the list of tokens after the append."""
+    """The arguments of ``generate``. Ranges are positions in the list of tokens, counted after the append."""
 
     tokens: Sequence[int] = ()
     offset: int = 0
@@ -61,8 +61,8 @@ class TokensDone:
 class TokenSessions:
     """Keeps token sessions by id, each for the key that opened it, and runs one call of a session at a time.
 
-    A session expires ``ttl_sec`` after its last call has ended. Each holds a slot of ``admission``. Tokens and images
-    are charged to ``budget``; an image that several sessions share is charged once.
+    A session expires ``ttl_sec`` after its last call has ended. Each session takes a slot of ``admission``. Tokens and
+    images are charged to ``budget``; an image that several sessions share is charged once.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TokenSessions:
     async def generate(
         self, session_id: str, key: ApiKey | None, call: TokenCall
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Append tokens, let the engine compute and decode, and yield its output.
+        """Append tokens, have the engine compute them and decode new ones, and yield the engine's output.
 
         An error before the first event leaves the session unchanged. A decoded token joins the session when it is
         yielded. If the session is closed meanwhile, the call ends with CANCELLED. Raises SessionNotFound, SessionBusy,
@@ -238,7 +238,10 @@ class TokenSessions:
         entry.slot.release()
 
     def _charge(self, entry: _OpenSession, *, anyway: bool = False) -> None:
-        """Charge what the session holds now. Raises EngineOverloaded beyond the budget, unless ``anyway`` is set."""
+        """Charge what the session holds now.
+
+        Raises EngineOverloaded if that exceeds the budget, unless ``anyway`` is set.
+        """
         images = len(entry.session.images) * IMAGE_OVERHEAD_BYTES
         more = len(entry.session) * TOKEN_BYTES + images - entry.held
         new = sum(len(image.data) for image in entry.session.images if not self._holders[image])
@@ -250,9 +253,10 @@ class TokenSessions:
         self._hold(entry, more, entry.session.images)
 
     def _hold(self, entry: _OpenSession, more: int, images: tuple[TokenImage, ...]) -> None:
-        """Charge the data of ``images``, once for all sessions, in place of the images that the session had before.
+        """Charge a session for ``images`` in place of its previous images.
 
-        ``more`` is the number of other bytes charged for the session since the last call.
+        An image that several sessions hold is charged once. ``more`` is how many other bytes are charged for the
+        session, beyond those charged at the last call.
         """
         for image in images:
             if not self._holders[image]:
@@ -292,11 +296,11 @@ class _OpenSession:
         self._longest: asyncio.TimerHandle | None = None
 
     def last(self, seconds: float) -> None:
-        """Set the session's time limit: it is closed ``seconds`` from now, even if it is used until then."""
+        """Set the session's time limit: it is closed ``seconds`` from now, even if it is in use until then."""
         self._longest = asyncio.get_running_loop().call_later(seconds, self.evict)
 
     def expire_in(self, seconds: float) -> None:
-        """Close the session ``seconds`` from now, unless it is used until then."""
+        """Close the session ``seconds`` from now, unless it is used before."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(seconds, self.evict)
@@ -314,7 +318,7 @@ class _OpenSession:
         self.running = None
 
     def hold(self, more: int, images: tuple[TokenImage, ...]) -> None:
-        """Note that ``more`` bytes than before are charged, and the data of these images."""
+        """Note that ``more`` additional bytes are charged, and which images are."""
         self.held += more
         self.images = images
 
@@ -328,7 +332,10 @@ class _OpenSession:
     async def run(
         self, engine: TokenEngine, call: TokenCall, *, priority: int
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Yield what the engine computes for ``call``; with the first output, commit the tokens that it appends."""
+        """Yield the engine's output for ``call``.
+
+        With the first output, the tokens that the call appends are committed.
+        """
         session = self.session
         length = len(session)
         if not length and call.max_tokens:

@@ -79,9 +79,10 @@ class AnswerWriter:
     """The OutputWriter that an engine gets for one request: puts the answer into the outbox, output by output.
 
     An output that need not wait is sent within the engine's own call. An output has to wait while the outbox is full,
-    the answer or the one that it interrupts is held, audio is not due, or a thread encodes audio. It is then queued, as
-    are all that follow it, and a task sends them. The writer records in the request what was sent. It does not send the
-    final: the request queue does, as a cancelled answer has its final before the engine's call has ended.
+    its audio is not due, a thread encodes audio, or the answer is held; so it does while an earlier answer, which this
+    request interrupts, is held. It is then queued, as are all that follow it, and a task sends them. The writer records
+    in the request what was sent. It does not send the final: the request queue does, as a cancelled answer has its
+    final before the engine's call has ended.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class AnswerWriter:
     ) -> Finished:
         """Run ``generate``, send the whole answer, and return how it ended.
 
-        A failure becomes the error of the request, unless the request was cancelled before. Once the answer is cut off,
-        nothing of it is sent, and the rest of the user's speech is still transcribed.
+        A failure becomes the error of the request, unless the request was cancelled before. If the answer is cut off,
+        nothing more of it is sent, but the rest of the user's speech is still transcribed.
         """
         request = self._request
         events.current_request.set(request.request_id)
@@ -178,7 +179,10 @@ class AnswerWriter:
         return finished or Finished(FinishReason.ERROR, Usage())
 
     def _behind_the_told(self, wanted: GenerationRequest) -> tuple[GenerationRequest, OutputWriter]:
-        """Return the request for what follows the part of the answer that another server has told, and its writer."""
+        """Return the request and the writer for an engine that continues an answer that another server began.
+
+        Raises ``not_continued`` if the text sent so far was too long to be kept.
+        """
         request, entry = self._request, self._request.entry
         begun = entry.said.joined()
         if len(begun) < entry.said.length:
@@ -191,7 +195,10 @@ class AnswerWriter:
         return wanted, RestOfAnswer(self, entry, restart, begin_at=begin_at)
 
     async def _write_all(self, making: Awaitable[None]) -> Finished:
-        """Await the engine's call ``making``, send its outputs, and return how it ended. Raises what it raises."""
+        """Await ``making``, the engine's call, send all its outputs, and return how the answer ended.
+
+        Raises the exception of the engine's call, or of the task that sends outputs.
+        """
         try:
             async with asyncio.timeout(None) as self._making:
                 await making
@@ -223,7 +230,10 @@ class AnswerWriter:
         return not self._over and not self._request.cut.made
 
     def _write_first(self, output: EngineOutput) -> None:
-        """Note the first token and the first sound, unless the engine did; the outputs after both cost nothing more."""
+        """Write an output, and note the time of the first token and of the first audio, unless the engine noted them.
+
+        Stands in for ``write`` until both are noted, so that later outputs do not pay for the checks.
+        """
         times = self._request.timeline.times
         if isinstance(output, TOKENS):
             times.mark("first_token", "answer")
@@ -250,7 +260,7 @@ class AnswerWriter:
             self._sending = asyncio.create_task(sending, name="outputs", context=self._context)
 
     def _only_told(self, output: TranscriptOutput | TranscriptGuess) -> bool:
-        """Tell turn detection the words of the input, at once. Return whether the client is not told them."""
+        """Pass a transcript, or the guess of one, to turn detection. Return whether it is not sent to the client."""
         request = self._request
         request.timeline.note_words(output)
         if request.turn_words is not None and request.speaks:
@@ -263,7 +273,7 @@ class AnswerWriter:
         return output.interim and (not output.text.strip() or output.text == shown)
 
     async def drain(self) -> None:
-        """Wait until the writer is not ``full``; see OutputWriter."""
+        """Wait until the writer is no longer ``full``; see OutputWriter."""
         while self.full:
             if self._waiting_bytes >= OUTPUT_BYTES:
                 self._fewer = self._fewer or asyncio.Event()
@@ -338,11 +348,14 @@ class AnswerWriter:
 
     @property
     def _wanted(self) -> bool:
-        """Whether outputs are still wanted: of an answer, which may be held, or of the transcription after a cut."""
+        """Whether outputs are still wanted: for the answer, even if held, or for the transcript of a cut request."""
         return self._request.answering or self._request.silent or self._request.cut.made
 
     def _hear_on(self, output: EngineOutput) -> bool:
-        """Take only transcripts and failures of a request whose answer is cut off. Returns whether none can follow."""
+        """Handle an output that comes after the answer was cut off: only transcripts and failed parts are noted.
+
+        Returns whether no more transcripts can follow.
+        """
         match output:
             case TranscriptOutput():
                 self._request.hear(output)
@@ -354,9 +367,9 @@ class AnswerWriter:
         return False
 
     def _note_answer(self, output: EngineOutput) -> None:
-        """Note that all words of the input are known, if the answer of an engine that transcribes first begins.
+        """If the engine transcribes first, note at an answer's first output that all words of the input are known.
 
-        If they want silence, the answer ends here, empty.
+        If these words only ask for silence ("stop"), the answer ends here, empty.
         """
         if self._answers_last and type(output) in _ANSWERS:
             self._answers_last = False
@@ -366,7 +379,10 @@ class AnswerWriter:
                 self._stop_engine()
 
     def _send_now(self, output: EngineOutput) -> bool:
-        """Send an output while no other one waits. Returns False, having done nothing, if the output has to wait."""
+        """Send an output without waiting. Returns False, having done nothing, if the output has to wait.
+
+        Called only while no other output waits.
+        """
         if self._outbox.full_since is not None or not self._request.may_write:
             return False
         if self._request.holds is not None and not self._request.holds.decided:
@@ -409,7 +425,7 @@ class AnswerWriter:
             self._put_output(output)
 
     async def _room(self) -> bool:
-        """Wait until the outbox has room and the answer is not held. Returns whether it may still be sent."""
+        """Wait until the outbox has room and the answer is not held. Returns whether the answer may still be sent."""
         request, outbox = self._request, self._outbox
         while not request.cut.made and (request.silent or outbox.full):
             await (request.released() if request.silent else outbox.room())
@@ -449,7 +465,10 @@ class AnswerWriter:
                 pass
 
     def warn(self, error: OmniError) -> None:
-        """Send the client a warning about input that the request goes on without; only one of each type of error."""
+        """Send the client a warning about a part of the input that the request goes on without.
+
+        Later errors of the same type are not sent.
+        """
         request = self._request
         if not any(type(warning) is type(error) for warning in request.warnings):
             error.about(request_id=request.request_id, ref=request.session.ref_of(error.sequence_id))
@@ -478,10 +497,10 @@ class AnswerWriter:
     def _put_audio(
         self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None, *, last: bool = False
     ) -> None:
-        """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before.
+        """Put audio that ``_speech`` has just encoded into the outbox, except what another server has sent already.
 
-        Words whose audio is not sent, as the encoder keeps it or the client has it, come with the next that is. Those
-        that are left behind the ``last`` audio come without any.
+        ``words`` whose audio is not sent now, since the encoder buffers it or the client has it, are sent with the next
+        audio. Words that are left over after the ``last`` audio are sent with an empty chunk.
         """
         request, speech, entry = self._request, self._speech, self._request.entry
         if self._untold:
@@ -588,7 +607,7 @@ def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputCh
 def final_chunk(
     request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
-    """Return the final, with the next number. ``finished`` is the engine's own end; None if there was none."""
+    """Return the final, with the next number. ``finished`` is the Finished of the engine; None if it wrote none."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         words = request.words if request.spoke else WordsKnown.ALL
         return FinalChunk(
@@ -628,9 +647,9 @@ _LEAST_SLEEP_MS: Final = 0.5
 class SpeechOutput:
     """The encoder of one answer's audio: encodes samples as ``target``, tracks positions in the answer, and paces it.
 
-    Audio is returned at most ``max_lead_ms`` before its playback is due; with None, at once. ``due_ms`` returns in how
-    many milliseconds the audio at a position of the answer (in milliseconds) will be played, and ``released`` waits
-    while the answer is held.
+    Audio is returned at most ``max_lead_ms`` before its playback is due; with None, without waiting. ``due_ms`` maps a
+    position in the answer, in milliseconds, to the milliseconds until it will be played. ``released`` waits while the
+    answer is held.
     """
 
     def __init__(
@@ -658,10 +677,11 @@ class SpeechOutput:
         self._skip_ms = 0.0
 
     def begin_at(self, start_ms: float, *, sent_ms: float) -> None:
-        """Begin at this place of an answer of which another server has sent ``sent_ms``. To be called first.
+        """Begin at ``start_ms`` of an answer of which another server has sent the first ``sent_ms``. Call it first.
 
-        Compressed audio that was sent is not encoded again: a new file begins behind it, without what the other encoder
-        had kept, up to 200 ms with Opus. Other audio is, and ``behind`` cuts it.
+        PCM audio is encoded from ``start_ms`` on, and ``behind`` cuts off the part that was sent. Compressed audio is
+        encoded only from ``sent_ms`` on, as a new file; what the other server's encoder had buffered is lost (up to 200
+        ms with Opus).
         """
         self.move_to(start_ms)
         self._goes_on = True
@@ -669,7 +689,7 @@ class SpeechOutput:
             self._skip_ms = max(0.0, sent_ms - start_ms)
 
     def move_to(self, position_ms: float) -> None:
-        """Set the place in the answer at which the next audio begins."""
+        """Set the position in the answer at which the next audio begins."""
         self.start_ms = self.end_ms = position_ms
 
     @property
@@ -677,9 +697,9 @@ class SpeechOutput:
         return self._is_raw or self._target.encoding is AudioEncoding.WAV
 
     def behind(self, position_ms: float, payload: bytes) -> bytes:
-        """Return the part behind a position of what was just encoded, which is empty if that ends before.
+        """Return the part of ``payload``, the audio encoded last, that is after ``position_ms``; b"" if there is none.
 
-        ``start_ms`` is then where the part begins. Compressed audio is not cut.
+        Sets ``start_ms`` to the beginning of that part. Compressed audio is returned whole.
         """
         samples = round((self.end_ms - position_ms) * self._target.sample_rate / 1000)
         if samples <= 0:
@@ -690,7 +710,10 @@ class SpeechOutput:
         return payload[-samples * SAMPLE_BYTES.get(self._target.encoding, 2) :]
 
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
-        """Encode samples as ``encode`` does. Returns None, having done nothing, if that would have to wait."""
+        """Encode samples as ``encode`` does, without waiting.
+
+        Returns None, having done nothing, if it would have to wait.
+        """
         if not self._is_raw or len(samples) > _INLINE_SAMPLES:
             return None
         if self._max_lead_ms is not None and self._ahead_ms(self.end_ms) >= _LEAST_SLEEP_MS:
@@ -720,7 +743,7 @@ class SpeechOutput:
         return await self._place(payload, len(samples) * 1000 / sample_rate)
 
     def _skipped(self, samples: Samples | Pcm16) -> Samples | Pcm16:
-        """Return samples without those that another server has sent."""
+        """Return samples without those that the other server has sent, see ``begin_at``."""
         skipped = min(len(samples), round(self._skip_ms * self._source_rate / 1000))
         skipped_ms = skipped * 1000 / self._source_rate
         self._skip_ms = self._skip_ms - skipped_ms if skipped else 0.0
@@ -728,14 +751,14 @@ class SpeechOutput:
         return samples[skipped:]
 
     def _open(self, sample_rate: int) -> None:
-        """Create the encoder, for the first samples. Raises ValueError if there is one, for another sample rate."""
+        """Create the encoder, at the first samples. Raises ValueError if it exists: the sample rate has changed."""
         if self._encoder is not None:
             raise ValueError("the sample rate must not change within an answer")
         self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
         self._source_rate = sample_rate
 
     async def flush(self) -> bytes:
-        """Encode what the encoder has buffered, at the end of the answer, and wait until it is due."""
+        """Encode the samples that the encoder still buffers at the end of the answer, and wait until they are due."""
         if self._encoder is None:
             return b""
         if self._is_raw:
@@ -763,7 +786,7 @@ class SpeechOutput:
         return payload
 
     def _ahead_ms(self, start_ms: float) -> float:
-        """Return the milliseconds until audio at ``start_ms`` may be sent; 0 or less if it may be now."""
+        """Return the milliseconds until audio at ``start_ms`` may be sent; 0 or less if it may be sent now."""
         return 0 if self._max_lead_ms is None else self._due_ms(start_ms) - self._max_lead_ms
 
 
@@ -772,9 +795,10 @@ MAX_MEASURED_CHARACTERS: Final = 1 << 15
 
 
 def read_aloud(text: str) -> Sequence[SpokenSpan]:
-    """Return the spans of a text that a voice reads, by whose lengths the text is distributed over its audio.
+    """Return the spans of ``text`` that a voice reads, with their spoken lengths.
 
-    Code and addresses, which are not read, take no time.
+    Positions in the text are mapped to times in its audio in proportion to these lengths. Code and addresses are not
+    read, and take no time.
     """
     if len(text) > MAX_MEASURED_CHARACTERS:
         return read_all(text)

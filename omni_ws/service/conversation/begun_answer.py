@@ -1,7 +1,8 @@
-"""An answer that another server has begun: what a store knows of it, and the rest, behind the part that the client has.
+"""Continues an answer that another server began to send: what the store has of it, and how the engine makes the rest.
 
-``restart_of`` finds the place at which a voice begins again. RestOfAnswer puts the new audio behind the audio that was
-told: the same word is at the same place in both. What of it was told is dropped by its position, see AnswerWriter.
+The client has the audio up to some point in a sentence. ``restart_of`` finds the beginning of that sentence, where the
+voice begins again. RestOfAnswer aligns the new audio with the old one, so that the same word is at the same position in
+both. AnswerWriter drops the part of the new audio that the client has, by its position.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ _SAME_MS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class VoiceRestart:
-    """The place at which a voice begins again: ``position`` in the text, about ``ms`` milliseconds in the audio.
+    """Where a voice begins again: at character ``position`` of the text, about ``ms`` milliseconds into the audio.
 
-    The client has ``told`` words behind it. ``word`` is the one that was spoken when the audio that it has ended, the
-    ``number``-th behind the place, from 0; None if the voice tells no words, or had told none of those it had begun.
+    The client has the first ``told`` words after that place. ``word`` is the word in which the audio that the client
+    has ends, and ``number`` its number after that place, from 0. ``word`` is None if no word times are known for that
+    audio.
     """
 
     position: int = 0
@@ -49,7 +51,7 @@ class VoiceRestart:
 
 
 def restart_of(entry: LedgerEntry, *, from_start: bool) -> VoiceRestart:
-    """Return where the voice of an answer begins again: at the sentence, or clause, in which the told audio ended.
+    """Return where the voice begins again: at the start of the sentence, or clause, in which the sent audio ends.
 
     ``from_start``: the engine reads all of the answer again.
     """
@@ -74,7 +76,7 @@ def restart_of(entry: LedgerEntry, *, from_start: bool) -> VoiceRestart:
 
 
 def _sentence_start(text: str, begin: int, limit: int) -> int:
-    """Return where the last sentence that ends at ``limit`` or before it ends in ``text``; ``begin`` if none does."""
+    """Return the end of the last sentence in ``text`` that ends at or before ``limit``; ``begin`` if there is none."""
     start = max(begin, limit - _MOST_BACK)
     found = begin
     for clause in ClauseSplitter().feed(text[start : limit + 2]):
@@ -86,11 +88,12 @@ def _sentence_start(text: str, begin: int, limit: int) -> int:
 
 
 class RestOfAnswer(OutputFilter):
-    """An OutputFilter for an answer that another server has begun, whose engine writes text behind that of the other.
+    """An OutputFilter for an answer that another server has begun and that this engine continues.
 
-    Transcripts and words that the client has are dropped, by their number. ``begin_at`` is called once, before the
-    first audio, with the place in the answer at which it begins, in milliseconds; words get their places in the whole
-    answer. Words may come with audio that the client has: AnswerWriter tells them with the next.
+    Drops transcripts and words that the client has, by their number, and moves word times from the new audio to the
+    whole answer. ``begin_at`` is called once, before the first audio, with the position in the answer, in milliseconds,
+    at which the new audio begins. A word that the client lacks may come with audio that it has: AnswerWriter sends such
+    a word with the next audio.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class RestOfAnswer(OutputFilter):
         self._held: list[AudioOutput] = []
         self._held_bytes = 0
         self._held_words: list[Word] = []
-        #: The words still to come that the client has.
+        #: The number of words that are still to come from the engine, and that the client has already.
         self._told = restart.told
 
     def write(self, output: EngineOutput) -> None:
@@ -162,14 +165,14 @@ class RestOfAnswer(OutputFilter):
 
 #: The header of audio in WAV, which its first piece begins with.
 WAV_HEADER_BYTES: Final = len(wav_header(sample_rate=24_000, channels=1, data_bytes=None))
-#: Outputs of audio that a client may have received, and of which the log knows nothing: it is written behind them.
+#: Audio outputs that a client may have received although the log lacks them: the log is written after audio is sent.
 MOST_UNKNOWN: Final = 256
 
 
 class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
-    """An output of a running answer, in the log of a record: text, audio, or ``chunk`` as it is.
+    """An output of a running answer in the store's log: text, audio (only its interval and words), or a ``chunk``.
 
-    One with none of them is an interim transcript.
+    A ToldOutput with neither text, interval nor chunk is an interim transcript.
     """
 
     #: The number of the output; None for text of an answer that is only spoken, which is no output.
@@ -185,9 +188,9 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, output: OutputChunk, sent_ms: float = 0) -> ToldOutput | None:
-        """Return an output as the log has it; None if it is to be in a snapshot.
+        """Return the form of an output for the log; None if the output requires a new snapshot instead.
 
-        ``sent_ms`` is the length of the audio of the answer that was sent before.
+        ``sent_ms`` is the length of the answer's audio that was sent before this output.
         """
         number, request_id = output.sequence_id, output.request_id
         match output.modality:
@@ -218,12 +221,13 @@ def _interval(output: OutputChunk, sent_ms: float) -> tuple[float, float]:
 
 
 def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_output: int) -> None:
-    """Bring a conversation that was restored from a snapshot to where its server was, behind the outputs ``told``.
+    """Bring a conversation that was restored from a snapshot up to date by replaying ``told``, the outputs sent since.
 
-    The client has received the outputs up to ``last_output``, -1 for none. Text that it lacks waits to be sent, under
-    new numbers where audio before it is lost. Audio that it lacks is made again.
+    The client has received the outputs up to ``last_output``, -1 for none. Text that it lacks is queued again, with new
+    numbers if audio before it is lost. Audio that it lacks is made again.
 
-    Raises ValueError if the client has received more than there can have been, or ``told`` does not fit.
+    Raises ValueError if the client claims outputs that cannot have been sent, or ``told`` does not fit the
+    conversation.
     """
     queue, ledger = conversation.queue, conversation.ledger
     number = queue.next_output
@@ -254,7 +258,7 @@ def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_outp
 
 
 def _said_again(request: Request, one: ToldOutput) -> OutputChunk | None:
-    """Note in the ledger what an output has said. Return the output if it can be sent again."""
+    """Note the text or tool call of an output in the ledger. Return the output if it can be sent again, else None."""
     if one.text:
         request.entry.say(one.text)
         if one.number is not None:

@@ -64,10 +64,10 @@ LOCAL_MODEL: Final = "local-model"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The one model that is served, under all its names and aliases; ``names[0]`` is announced.
+    """The one model that is served, under all its names and aliases; clients are told ``names[0]``.
 
-    With ``stand_in`` the model also serves every other name, and ``stand_in`` is called with it; with None other names
-    are refused.
+    If ``stand_in`` is set, the model also serves every other name, and ``stand_in`` is called with that name. If it is
+    None, other names are refused.
     """
 
     names: tuple[str, ...]
@@ -86,10 +86,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationRules:
-    """The rules for all sessions of one kind.
+    """The engine's capabilities and the operator's choices, by which a client's configuration is checked and completed.
 
-    ``defaults`` are fields of ``session_config`` set by the operator; ``forced_start_policy`` overrides every client.
-    ``output_formats`` are the audio encodings that this kind of session can deliver.
+    There is one for each kind of session. ``defaults`` are fields of ``session_config`` set by the operator;
+    ``forced_start_policy`` overrides every client. ``output_formats`` are the audio encodings that this kind of session
+    can deliver.
     """
 
     capabilities: EngineCapabilities
@@ -114,7 +115,8 @@ class ConfigurationRules:
 class Configuration:
     """The configuration of one session: the client's fields merged over the defaults. ``effective`` is the result.
 
-    The memory of what the client sent is charged to ``account`` while a SessionConfig that contains it is referenced.
+    The bytes that the client's fields take are charged to ``account`` while a SessionConfig that contains them is
+    referenced.
     """
 
     def __init__(self, rules: ConfigurationRules, account: ByteBudget | None = None) -> None:
@@ -130,8 +132,8 @@ class Configuration:
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
 
-        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and PayloadTooLarge or
-        EngineOverloaded if there is no memory for it. Nothing is changed then.
+        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound; PayloadTooLarge or
+        EngineOverloaded if there is no memory for it. In case of an error, nothing is changed.
         """
         change, given = None, patch.get("tools")
         self._check_mcp(given)
@@ -143,7 +145,7 @@ class Configuration:
         return resolved
 
     def offer(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Do as ``apply`` does, for tools of which all are functions."""
+        """Do as ``apply`` does, but for a patch whose ``tools`` are functions alone, no MCP servers."""
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
         self._charge(resolved, _memory(resolved, wanted))
@@ -151,7 +153,7 @@ class Configuration:
         return resolved
 
     def _check_mcp(self, tools: Any) -> None:
-        """Raise UnsupportedParameter for MCP servers among ``tools`` if there cannot be any."""
+        """Raise UnsupportedParameter if ``tools`` names an MCP server and the session may have none."""
         index = next((at for at, one in enumerate(tools) if is_mcp(one)), None) if isinstance(tools, list) else None
         if index is None:
             return
@@ -162,10 +164,11 @@ class Configuration:
             raise UnsupportedParameter("tools are not supported by this engine", param="tools")
 
     def follow(self, rules: ConfigurationRules) -> SessionConfig:
-        """Apply other rules, as the engine has become another one, and return the effective configuration.
+        """Replace the rules, since the engine has been replaced, and return the effective configuration.
 
-        What the client set and this engine refuses is forgotten, a whole field of ``session_config`` at a time. Raises
-        PayloadTooLarge or EngineOverloaded if there is no memory for it. Nothing is changed then.
+        Fields of ``session_config`` that the client set and the new engine refuses are forgotten, each as a whole.
+        Raises PayloadTooLarge or EngineOverloaded if there is no memory for the new configuration; then nothing is
+        changed.
         """
         before, self.rules = self.rules, rules
         try:
@@ -178,7 +181,7 @@ class Configuration:
         return resolved
 
     def _accepted(self, wanted: dict[str, Any]) -> tuple[SessionConfig, dict[str, Any]]:
-        """Return the configuration of ``wanted`` without the fields that are refused, and the rest of ``wanted``."""
+        """Return the configuration without the fields of ``wanted`` that are refused, and the fields that are left."""
         while True:
             try:
                 return self._resolve(wanted), wanted
@@ -205,21 +208,21 @@ class Configuration:
     def wanted(self) -> Mapping[str, Any]:
         """All fields that the client has set, except its MCP servers.
 
-        A new Configuration to which they are applied has the same result.
+        Applied to a new Configuration, they give the same result.
         """
         if self.mcp is None or "tools" not in self._wanted:
             return self._wanted
         return {**self._wanted, "tools": self.mcp.without(self._wanted["tools"])}
 
     def names_voice(self, config: SessionConfig) -> bool:
-        """Whether the client chose the voice of ``config``: not if it left it open, or named one that is not here."""
+        """Whether the client chose the voice of ``config``; False if it named none, or one that this engine lacks."""
         if config.voice != self.effective.voice:  # a configuration with a patch
             return True
         wanted = self._wanted.get("voice")
         return wanted is not None and self.rules.capabilities.voice_aliases.get(wanted, wanted) == config.voice
 
     def close(self) -> None:
-        """Refund all that is charged, and charge nothing from now on. Idempotent."""
+        """Refund all bytes that are charged, and charge nothing from now on. Idempotent."""
         if self.mcp is not None:
             self.mcp.close()
         charged, self._charged, account, self._account = self._charged, {}, self._account, None
@@ -255,7 +258,7 @@ class Configuration:
         return input_settings(self.effective)
 
     def makes_call(self, call_id: str) -> bool:
-        """Return whether the server itself makes a call, or waits for its approval."""
+        """Return whether the server itself makes the tool call ``call_id`` (MCP), or waits for its approval."""
         return self.mcp is not None and self.mcp.has(call_id)
 
     @property
@@ -270,7 +273,7 @@ class Configuration:
         )
 
     def check_chunk(self, chunk: InputChunk) -> None:
-        """Check an input chunk against the engine.
+        """Check that the engine and the configuration support an input chunk.
 
         Raises UnsupportedModality, UnsupportedParameter, UnsupportedFormat or InvalidValue.
         """
@@ -289,7 +292,7 @@ class Configuration:
             _check_chunk_format(chunk, self.effective)
 
     def check_options(self, options: AnswerOptions) -> None:
-        """Raise UnsupportedParameter, named as in OpenAI's bodies, for an option that this engine lacks."""
+        """Raise UnsupportedParameter for an option that this engine lacks; ``param`` is the field of OpenAI's body."""
         capabilities = self.rules.capabilities
         if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:
             raise UnsupportedParameter(capabilities.chat_refusal, param="task")
@@ -360,7 +363,7 @@ class Configuration:
 
 
 def _memory(resolved: SessionConfig, wanted: Mapping[str, Any]) -> int:
-    """Return the bytes of a configuration, without the names of its fields: all sessions share these."""
+    """Return the bytes that a configuration takes, without the names of its fields, which all sessions share."""
     return sys.getsizeof(wanted) + memory_of((resolved, *wanted.values()))
 
 
@@ -389,9 +392,10 @@ def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | Non
 
 
 def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:
-    """Return the defaults that turn detection changes. Raises UnsupportedParameter if it is not supported here.
+    """Return the defaults that turn detection changes.
 
-    ``given`` are the fields that the client or the operator has set.
+    Raises UnsupportedParameter if turn detection is not possible here. ``given`` are the fields that the client or the
+    operator has set.
     """
     if not rules.turn_detection_types:
         raise UnsupportedParameter("turn detection is not supported here", param="turn_detection")
@@ -417,7 +421,10 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
 
 def _for_echo(config: SessionConfig) -> dict[str, Any]:
-    """Return what changes where the server takes out its echo: what is sent ahead is kept, so it has a limit."""
+    """Return the fields that change if the server removes its echo: it keeps what it sent ahead, so that is limited.
+
+    Raises UnsupportedFormat if the output audio is compressed.
+    """
     audio = config.output_audio
     if not audio.encoded.is_raw:
         raise UnsupportedFormat(
@@ -429,7 +436,7 @@ def _for_echo(config: SessionConfig) -> dict[str, Any]:
 
 
 def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
-    """Raise UnsupportedParameter for echo or noise that is to be taken out without the library for that."""
+    """Raise UnsupportedParameter if echo or noise is to be removed and the library for that is not installed."""
     wanted = {"echo": audio.echo == "server", "noise_reduction": audio.noise_reduction is not UNSET}
     for name, asked in wanted.items():
         if asked and not cleans_audio:
@@ -439,7 +446,7 @@ def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
 
 
 def _check_remarks(config: SessionConfig, rules: ConfigurationRules) -> None:
-    """Raise UnsupportedParameter for a greeting or an idle prompt that cannot be said here."""
+    """Raise UnsupportedParameter if a greeting or idle prompt is configured that the session or engine cannot say."""
     asks = config.idle_prompt is not None and config.idle_prompt.after_sec > 0
     can_say = "text" in config.modalities or Task.SPEECH in rules.capabilities.tasks
     for name in [name for name, wanted in (("greeting", bool(config.greeting)), ("idle_prompt", asks)) if wanted]:
@@ -526,7 +533,7 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
 
 
 def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
-    """Check a chunk's ``format``: the audio format, or the MIME type of an image or video. Text must have none."""
+    """Check a chunk's ``format``: an audio format, or the MIME type of an image or video. Text must have none."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
         try:

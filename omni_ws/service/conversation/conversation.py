@@ -4,20 +4,21 @@
 returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``take_events`` applies them
 to the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to
 the TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue
-gives requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog, which
-whoever carries the session empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+gives requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog. The
+session's Attachment takes it from there. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
 of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
 
 **Order.** Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy
 may fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered
-over the whole session without gaps: those that are withdrawn give their numbers to the outputs behind them.
+over the whole session without gaps: if outputs are withdrawn before they are sent, later ones get their numbers.
 
-**Interruption.** A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones;
-one that speech opened, only with ``interrupt_response``, and with ``interrupt_resume`` once it has words. A request
-that is being answered then has its final at once: outputs in the outbox are withdrawn, its last interim transcript is
-settled, and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
+**Interruption.** A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones. A
+request that speech opened does so only with ``interrupt_response``, and with ``interrupt_resume`` only once the speech
+has words. A cancelled request that is being answered has its final immediately: outputs in the outbox are withdrawn,
+its last interim transcript is settled, and the history keeps what was heard of the answer. The next answer waits until
+the engine's call for the cancelled one has ended.
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:
@@ -25,8 +26,8 @@ while the outbox is full, ``OutputWriter.drain`` lets the engine wait. All sessi
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
 ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input are raised to
-the transport, which ends the session, as it does when the client's time is up (``Attachment.time_is_up``). ``close``
-lets answers finish, ``end`` ends all.
+the transport, which ends the session; it also does so when the client's time is up (``Attachment.time_is_up``).
+``close`` lets answers finish, ``end`` ends all.
 """
 
 from __future__ import annotations
@@ -107,14 +108,14 @@ _NO_OPTIONS: Final = AnswerOptions()
 class SavedConversation(msgspec.Struct, kw_only=True):
     """A conversation in a form that can be written to bytes: all that another server needs to continue it.
 
-    Times are on the clock that showed ``now``.
+    All times are on the clock of the server that saved it, which showed ``now``.
     """
 
     now: float
     configuration: Mapping[str, Any]
     options: AnswerOptions
     given: bool
-    #: Those of the latest requests, if they are kept.
+    #: The configurations of the latest requests, by id, if they are kept.
     configurations: dict[str, SessionConfig]
     input: SavedInput
     #: The request whose input is open, and the input whose rest is discarded.
@@ -123,7 +124,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     #: None without turn detection.
     listening: SavedListening | None
     ledger: bytes
-    #: The request of an uncertain onset, which the ledger has.
+    #: The id of the request of an uncertain onset, of which the ledger has an entry.
     withdrawn: str | None = None
     queue: SavedQueue
     output: SavedOutput
@@ -133,10 +134,8 @@ class SavedConversation(msgspec.Struct, kw_only=True):
 class Conversation:
     """One session's input, requests and answers. An error that ``run`` raises was sent to the client before.
 
-    ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
-
-    ``counted_priority`` maps the priority that a request asks for to the one that it gets. Turn detection needs
-    ``speech_workers``.
+    ``admit`` is called for each request that opens, and raises an OmniError to refuse it. ``counted_priority`` maps the
+    priority that a request asks for to the one that it gets. Turn detection needs ``speech_workers``.
     """
 
     # Here, since an idle session has none of them: an object with more than 30 attributes takes 1.3 KB more.
@@ -178,7 +177,7 @@ class Conversation:
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self.listener: TurnListener | None = None
-        #: What the listener hears.
+        #: The spoken turns that the listener detects.
         self.spoken = SpokenTurns(self, now)
         self._flow = InputFlow(self.stream, self.observed, self)
         #: The options of requests that open from now on, see ``answer_with``.
@@ -189,7 +188,7 @@ class Conversation:
         self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
-        #: The timer of the client's time, see ``watch_time``, and when it fires.
+        #: The timer of the client's time-outs, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self.admit = admit or (lambda: None)
@@ -225,14 +224,14 @@ class Conversation:
     # what carries it
 
     def attach(self, attachment: Attachment) -> None:
-        """Notify ``attachment`` of output, room and time from now on, in place of the one before."""
+        """Notify ``attachment`` of output, room and time-outs from now on, instead of the previous attachment."""
         self._attached = attachment
         self.outbox.attach(attachment)
         self.unasked.note_quiet(self._now())
         self.watch_time()
 
     def detach(self) -> None:
-        """Notify nobody until the next ``attach``. The client's time-outs stand still meanwhile."""
+        """Notify nobody until the next ``attach``. Until then the client's time-outs do not run."""
         self.attach(NOBODY)
         self._stop_watching()
 
@@ -243,7 +242,7 @@ class Conversation:
     # input
 
     def configure(self, patch: Mapping[str, Any], *, field_names: FieldNames | None = None) -> SessionConfig:
-        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then.
+        """Configure the requests that open from now on. Raises an InvalidRequest; then nothing is changed.
 
         ``field_names`` maps the names of fields to those that the client uses, for this error and all later ones.
         """
@@ -263,7 +262,7 @@ class Conversation:
         self.watch_time()
 
     def follow(self, rules: ConfigurationRules) -> None:
-        """Apply other rules, as the engine has become another one: as soon as no request runs, and there is memory."""
+        """Apply the rules of a new engine, as soon as no request runs and there is memory for the configuration."""
         self._rules_to_follow = rules
         self._follow_if_idle()
 
@@ -291,7 +290,7 @@ class Conversation:
             self.say(Remark(config.greeting, StartTrigger.GREETING, field="greeting"))
 
     def say(self, remark: Remark) -> str:
-        """Say something unasked. Returns the id of the request. Only a greeting may be refused."""
+        """Say ``remark`` unasked. Returns the id of its request. Only a greeting may be refused."""
         config = msgspec.structs.replace(self.configuration.effective, task=Task.SPEECH)
         request = self._new_request(remark_input(), config, by_speech=False)
         self.queue.announce_remark(request, remark)
@@ -305,14 +304,14 @@ class Conversation:
         return request.request_id
 
     def tell(self, telling: Telling) -> None:
-        """Have the assistant tell something at the next pause, see ``telling``. Raises EngineOverloaded."""
+        """Queue a telling, which the assistant says at the next pause; see ``telling``. Raises EngineOverloaded."""
         self.unasked.tellings.put(telling)
         self.unasked.note_quiet(self._now())
 
     def note(self, text: str, role: str) -> None:
-        """Let later answers know something, without an answer to it: a fact, or with role ``system`` a standing rule.
+        """Add a fact, or with role ``system`` a standing rule, to what later requests see; no answer follows.
 
-        A rule joins the instructions. Raises what ``configure`` raises.
+        A rule is appended to the instructions. Raises what ``configure`` raises.
         """
         if role == "system":
             rules = filter(None, (self.configuration.effective.instructions, text))
@@ -323,8 +322,8 @@ class Conversation:
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
 
-        Raises PayloadTooLarge and the fatal errors of the stream. In a single request, text that is not UTF-8 raises
-        InvalidValue, but only after the rest of the chunk has taken effect.
+        Raises PayloadTooLarge and the fatal errors of the stream. If the conversation is a single request (HTTP), text
+        that is not UTF-8 raises InvalidValue, but only after the rest of the chunk has taken effect.
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
@@ -341,7 +340,7 @@ class Conversation:
             self._raise_refused_text()
 
     def refuse_chunk(self, sequence_id: int) -> None:
-        """Skip the number of a chunk that was refused, so that it leaves no gap."""
+        """Skip the sequence number of a refused chunk, so that later chunks do not wait for it."""
         self.take_events(self.stream.refuse(sequence_id, now=self._now()))
         self.watch_time()
 
@@ -354,8 +353,8 @@ class Conversation:
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the request ``request_id``; with None, the one being answered and the one whose input is open.
 
-        Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
-        before that position is dropped.
+        If the request whose input is open is cancelled, all input that has arrived before the cancel is dropped, even
+        if it still waits to be put in order.
         """
         if request_id is None:
             self.spoken.dismiss(rest_untold=True)
@@ -400,7 +399,7 @@ class Conversation:
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
 
-        Returns the text that it heard; None if the answer is not over, or too long ago.
+        Returns the text that the user heard; None if the answer has not ended, or is no longer known.
         """
         entry = self.ledger.find(request_id)
         if entry is None:
@@ -409,13 +408,16 @@ class Conversation:
         return self.ledger.heard_text(entry) if entry.finished else None
 
     def truncate_history(self, request_id: str) -> int:
-        """Drop the end of the history, see History.truncate. Raises SessionConflict while any request is open."""
+        """Drop a request and all later ones from the history. Returns how many; see History.truncate.
+
+        Raises SessionConflict while any request is open.
+        """
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.ledger.history.truncate(request_id)
 
     def ref_of(self, request_id: str) -> str | None:
-        """Return the client's name for a request that has had its final; None if it has none."""
+        """Return the client's name (``ref``) for a request that has had its final; None if the client gave none."""
         return self.ledger.history.name_of(request_id)
 
     def drain(self) -> None:
@@ -430,7 +432,7 @@ class Conversation:
     # saved
 
     def saved(self) -> SavedConversation:
-        """Return the whole conversation as a value. If requests are open, ``limits.keeps_input`` must hold."""
+        """Return the conversation in its saved form. If requests are open, ``limits.keeps_input`` must be true."""
         # An uncertain onset is saved as audio that belongs to no request.
         aside = self.spoken.aside
         receiving = None if self.receiving is aside else self.receiving
@@ -454,10 +456,10 @@ class Conversation:
         )
 
     def restore(self, saved: SavedConversation) -> None:
-        """Continue a conversation that was saved. Call it before ``run``, and before any input.
+        """Continue a saved conversation. Call it before ``run``, and before any input.
 
-        Raises what ``configure`` raises; LookupError, ValueError and msgspec.DecodeError for anything else than the
-        result of ``saved``.
+        Raises what ``configure`` raises; LookupError, ValueError or msgspec.DecodeError if ``saved`` does not come from
+        ``Conversation.saved``.
         """
         now = self._now()
         if saved.configuration:
@@ -519,12 +521,12 @@ class Conversation:
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte of input has arrived, even if it waits behind a gap, or came beside the stream."""
+        """Whether any input has arrived, even if it waits behind a gap, or came outside the stream (``note_given``)."""
         return self.given or bool(self.stream.received_bytes or self.stream.held_bytes)
 
     @property
     def refused(self) -> bool:
-        """Whether a request failed before its engine got it, and its error waits for earlier answers."""
+        """Whether a request failed before its engine got it, and its error waits until earlier answers are sent."""
         return any(request.state is RequestState.FAILED for request in self.queue.requests)
 
     def input_full(self) -> bool:
@@ -540,14 +542,15 @@ class Conversation:
     # the time of the client: of its silence, of a gap in its input, and of output that it does not read
 
     def get_timer(self) -> float | None:
-        """Return when the client's time is up; None if never."""
+        """Return when the client's next time-out is due, by the clock of the loop; None if none runs."""
         times = (self.stream.get_timer(), self.outbox.get_timer(), self.unasked.get_timer())
         return min((when for when in times if when is not None), default=None)
 
     def watch_time(self) -> None:
-        """Set the timer for the client's time, if it may be up earlier than before, while anything is attached.
+        """Set the timer to the client's next time-out, if that may now be earlier and anything is attached.
 
-        Later times need no call, so that nothing is armed for a frame: the timer looks again when it is due.
+        Call it only where a time-out may become earlier. For one that becomes later, as with every frame, the timer
+        needs no change: it looks again when it fires.
         """
         if self._attached is NOBODY or (when := self.get_timer()) is None:
             return
@@ -577,7 +580,7 @@ class Conversation:
             self._timer = None
 
     def hold_time(self, held: bool, *, now: float) -> None:
-        """Stop the clocks of silence and gaps while the client's input is not read (``held``), or let them go on."""
+        """Stop the time-outs for silence and gaps while the client's input is not read (``held``), or restart them."""
         if held:
             self.stream.hold_clocks(now=now)
         else:
@@ -585,12 +588,15 @@ class Conversation:
             self.watch_time()
 
     def suspend_time(self, suspended: bool) -> None:
-        """Suspend the time-out for the client's silence, or resume it; it fires at once if it has passed meanwhile."""
+        """Suspend the time-out for the client's silence, or resume it.
+
+        A time-out that has passed meanwhile then fires.
+        """
         self.stream.suspend(suspended)
         self.watch_time()
 
     def time_gaps(self) -> None:
-        """Let a gap time out from now on, because the end of the input is known; see InputStream.time_gaps."""
+        """Let gaps in the input time out from now on, as the end of the input is known; see InputStream.time_gaps."""
         self.stream.time_gaps(now=self._now())
         self.watch_time()
 
@@ -614,11 +620,14 @@ class Conversation:
             self.end()
 
     def end_in_error(self) -> None:
-        """Let the finals that ``end`` writes say that the requests failed, not that they were cancelled."""
+        """Have ``end`` write finals that say that the requests failed, instead of cancelled."""
         self._reason_at_end = FinishReason.ERROR
 
     def end(self) -> None:
-        """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
+        """Write the finals of all requests, and release everything.
+
+        ``run`` does so; call this only if ``run`` never ran. Idempotent.
+        """
         self._flow.notify_observers()
         self.spoken.dismiss()
         self.queue.end_all(self._reason_at_end)
@@ -660,7 +669,7 @@ class Conversation:
             self._follow_if_idle()
 
     def offer_input(self) -> None:
-        """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""
+        """Tell the attachment that input may continue: there is room again, or credit for a whole chunk."""
         self._attached.input_may_continue()
 
     # what the turn listener asks and tells, always from the event loop; see also SpokenTurns
@@ -672,35 +681,38 @@ class Conversation:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is being made, or is due."""
+        """Whether any request waits for its answer or is being answered, apart from the one whose input is open."""
         return any(request is not self.receiving for request in self.queue.requests)
 
     def what_plays(self, *, ago_ms: float) -> Playing:
-        """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""
+        """Return what the client played ``ago_ms`` ago, with the audio that was sent since the last call."""
         return self.ledger.what_plays(self._now(), ago_ms=ago_ms)
 
     def engine_is_behind(self) -> bool:
-        """Return whether the engine is behind with the request whose input is open; ``TurnListener.go_on`` follows."""
+        """Return whether the engine is behind with the request whose input is open.
+
+        If so, ``TurnListener.go_on`` is called once the engine has caught up.
+        """
         return self._flow.engine_is_behind()
 
     @property
     def may_be_interrupted(self) -> bool:
-        """Whether speech that begins now opens a request that interrupts."""
+        """Whether a request that speech opens now would interrupt the answer."""
         no_input = self.receiving is None and self.stream.current is None
         return no_input and self.configuration.effective.overlap == "interrupt"
 
     def report_turn(self, error: OmniError) -> None:
-        """Send an error about the audio itself to the client."""
+        """Send the client an error of turn detection."""
         self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
-        """Let input continue, as audio was processed: a listener that was full may have room."""
+        """Let input continue, as the listener has processed audio and may have room again."""
         self._flow.offer()
 
     # requests whose input is whole, beside the stream of the input
 
     def note_given(self) -> None:
-        """Note that the client has given content that is not in the stream."""
+        """Note that the client has given content outside the input stream: Realtime items, or telephone keys."""
         self.given = True
 
     def respond(
@@ -714,12 +726,12 @@ class Conversation:
         results_wait: bool = False,
         trigger: StartTrigger = StartTrigger.END_OF_INPUT,
     ) -> str:
-        """Open a request of complete input with a configuration of its own. It interrupts no open request.
+        """Open a request whose input is complete, with a configuration of its own. It interrupts no open request.
 
-        ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
-        place of the history, if not None. ``results_wait``: nothing but tool results waits while the user speaks.
-        ``trigger`` is what the client is told of the start. Returns the id of the request, whose final follows in any
-        case, even if it is refused or has no input.
+        ``input_kept`` and ``answer_kept``: whether the input, and the answer, enter the history. ``context``, if not
+        None, is what the engine sees in place of the history. ``results_wait``: while the user speaks, only tool
+        results may wait. ``trigger`` is the reason for the start that the client is told. Returns the id of the
+        request, whose final follows in any case, even if it is refused or has no input.
         """
         settings = dataclasses.replace(self.configuration.input_settings(), results_wait=results_wait)
         session = RequestInput(dataclasses.replace(settings, start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
@@ -750,7 +762,7 @@ class Conversation:
     # input events
 
     def take_events(self, events: Sequence[StreamEvent]) -> None:
-        """Take the events of input that the stream has put in order, or that the turn listener has admitted."""
+        """Apply the events of input that the stream has put in order, or that the turn listener has passed on."""
         for event in events:
             request = self.receiving
             match event:
@@ -776,7 +788,7 @@ class Conversation:
                     pass  # for a request that was refused as it opened
 
     def _refuse_text(self, error: InvalidValue) -> None:
-        """Send the error of refused text; in a single request (HTTP), keep it for ``_raise_refused_text``."""
+        """Send the error of refused text; over HTTP (a single request), keep it for ``_raise_refused_text``."""
         if self.stream.single_request:
             self._refusal = self._refusal or error
         else:
@@ -798,7 +810,7 @@ class Conversation:
         self.admit_request(request, interrupts=interrupts)
 
     def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
-        """Return a request that opens now, to be admitted."""
+        """Return a request that opens now, with its input ``session``. ``admit_request`` must follow."""
         speech = self.spoken.current if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
         request = self._make_request(request_id, session, config, by_speech=by_speech, options=self.options)
@@ -836,14 +848,14 @@ class Conversation:
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
-        """Return the configuration of a request, which may have ended; for one long ago, the one in effect now."""
+        """Return the configuration of a request, open or ended; if it is no longer known, the one in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
     def admit_request(self, request: Request, *, interrupts: bool, held: int = 0, has_words: bool = False) -> None:
-        """Queue a request, or end it at once with the error that refuses it.
+        """Queue a request, or end it with the error that refuses it.
 
-        ``held`` is the size in bytes of input that came whole: input of the stream is charged as it comes.
-        ``has_words``: see ``RequestQueue.interrupt``.
+        ``held`` is the size in bytes of input that is complete already, to be charged now: input of the stream is
+        charged as it arrives. ``has_words``: see ``RequestQueue.interrupt``.
         """
         try:
             if held:
@@ -862,7 +874,7 @@ class Conversation:
         self._update_answering()
 
     def withdraw_request(self, request: Request) -> None:
-        """Take back the request of an uncertain onset, as if it had never opened."""
+        """Withdraw the request of an uncertain onset, as if it had never opened."""
         self.stream.withdraw(request.session)
         if request is self.receiving:
             self.stop_receiving()
@@ -871,7 +883,7 @@ class Conversation:
         self._follow_if_idle()
 
     def _check_room(self, *, waits: bool) -> None:
-        """Raise the error that refuses a request that opens now, if there is one."""
+        """Raise an error if no request may open now. ``waits``: it would have to wait for earlier ones."""
         if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         if waits and len(self.queue.waiting) > (may_wait := self.limits.max_pending_requests):
@@ -906,7 +918,7 @@ class Conversation:
         self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
 
     def _update_answering(self) -> None:
-        """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
+        """Suspend the idle time-out while a request whose input is complete, or frozen, has not been answered."""
         self.unasked.note_quiet(self._now())
         answering = any(
             request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
@@ -934,7 +946,7 @@ class InputFlow:
         self._credit_was_low = False
 
     def is_full(self) -> bool:
-        """Return whether the engine is behind with the request that receives input, or the listener with its audio."""
+        """Return whether the engine is behind with the request that receives input, or the listener with audio."""
         if self.engine_is_behind():
             return True
         listener = self._conversation.listener
@@ -944,7 +956,7 @@ class InputFlow:
         return True
 
     def engine_is_behind(self) -> bool:
-        """Return whether the engine is behind with the request that receives input. If so, ``offer`` follows later."""
+        """Return whether the engine is behind with the request that receives input. If so, ``offer`` follows."""
         receiving = self._conversation.receiving
         if receiving is None or not receiving.answering or not receiving.input_full:
             return False
@@ -978,11 +990,14 @@ class InputFlow:
 
     @property
     def _whole_chunk(self) -> int:
-        """The size of the largest chunk: a client with less credit may have to wait before it sends a chunk."""
+        """The largest size of a chunk in bytes: a client with less credit may have to wait before it sends a chunk."""
         return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:
-        """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
+        """Report to the observers how much input was accepted.
+
+        Called for each acknowledgement, and as a request or session ends, when none may follow.
+        """
         if not self._observed.observers.listening:
             return
         stream, reorder = self._stream, self._stream.reorder
@@ -991,7 +1006,7 @@ class InputFlow:
         )
 
     def taken(self, request: Request, size: float) -> None:
-        """Note that the engine has taken ``size`` bytes of a request's input."""
+        """Note that the engine has read ``size`` bytes of a request's input."""
         if request.given is None:  # else it is held to the end of the request
             self._stream.taken(request.session, int(size))
         if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
@@ -1000,7 +1015,7 @@ class InputFlow:
             self.renew_credit()
 
     def offer(self) -> None:
-        """Let the input continue, if the transport waits for that."""
+        """Let the transport read on, if it waits for that."""
         if self._wanted:
             self._wanted = False
             if (listener := self._conversation.listener) is not None:
@@ -1010,7 +1025,7 @@ class InputFlow:
             self.renew_credit()
 
     def renew_credit(self) -> None:
-        """Have the input acknowledged if there is credit for a whole chunk again, and the client knows of less."""
+        """Have the input acknowledged if its credit suffices for a whole chunk again and the client knows of less."""
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()

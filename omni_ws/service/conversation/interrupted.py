@@ -1,4 +1,7 @@
-"""Answers that speech interrupts: held ones, and those cut off, whose turns are still transcribed and remembered."""
+"""What speech that interrupts does to an answer: it holds the answer, or cuts it off.
+
+The turn of an answer that was cut off is still transcribed and remembered.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,19 @@ from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: it goes on if no words are known by then, until some are.
 MAX_HOLD_SEC: Final = 2.0
-#: How much longer, if the turn has ended by then: its words are being written down.
+#: How much longer an answer is held if the turn has ended by then: its words are still being transcribed.
 WORDS_DUE_SEC: Final = 3.0
 
 
 class HeldAnswer:
     """The answer to ``request``, held until it is known whether ``by``, the turn that interrupted it, has words.
 
-    What is ``judged`` a backchannel ("yeah", "mm-hm") does not count as words, unless the answer has just asked
-    something.
+    A turn that is ``judged`` a backchannel ("yeah", "mm-hm") has no words in this sense, unless the answer has just
+    asked something.
 
-    ``give_up``, which gives up the held answer, is called once the turn has words. A turn without words lets the answer
+    ``give_up``, which cancels the held answer, is called once the turn has words. A turn without words lets the answer
     go on. If neither is known after MAX_HOLD_SEC, or WORDS_DUE_SEC later if the turn has ended by then, ``resume`` is
-    called: the answer goes on, and the turn may still end it.
+    called: the answer goes on, and words of the turn may still cancel it.
     """
 
     def __init__(
@@ -82,24 +85,27 @@ class HeldAnswer:
         self._resume()
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
+        """Call ``look`` once the user's message of the held answer's request is known.
+
+        The turn follows that message in the history, so that the engine may begin with the turn only then.
+        """
         self.looked_at_later = True
         self.request.when_question_known(look)
 
     def decide(self) -> None:
-        """Note that it is known if the turn has words, or that the answer is cancelled."""
+        """Note that the decision is made: the turn has words or has none, or the answer is cancelled."""
         self.decided = True
         self._limit.cancel()
 
     def take_passed_over(self) -> list[TranscriptOutput]:
-        """Return, and forget, the transcripts without words with which the turn began."""
+        """Return the wordless transcripts with which the turn began, and forget them."""
         passed_over, self._passed_over = self._passed_over, []
         return passed_over
 
     def judge(self, output: EngineOutput, *, transcribes_first: bool) -> bool | None:
-        """Return whether the turn has words, judging by this output of its answer; None if that remains open.
+        """Return whether the turn has words, judging by ``output`` of its own answer; None if that remains open.
 
-        If it has, the held answer is given up. ``transcribes_first``: see EngineCapabilities.
+        If the turn has words, the held answer is given up. ``transcribes_first``: see EngineCapabilities.
         """
         only_speech = self.by.only_speech
         if only_speech and isinstance(output, TranscriptOutput) and self._acknowledges(output):
@@ -110,7 +116,7 @@ class HeldAnswer:
         return words
 
     def guess(self, guess: TranscriptGuess) -> None:
-        """Let the answer go on before its turn has ended, if what was said up to a pause is no words."""
+        """Let the answer go on before its turn has ended, if a guess at the words says that they are a backchannel."""
         lull = self.by.lull
         if self.decided or self.resumed or lull is None or not guess.text.strip():
             return
@@ -119,7 +125,10 @@ class HeldAnswer:
             self._go_on()
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
-        """Return whether the turn so far may have no words; if so, and it is settled, keep the transcript."""
+        """Return whether the turn may still turn out to be a backchannel.
+
+        Keeps the transcript if so and it is settled.
+        """
         said = self._said(transcript.text)
         if not said.strip() or (transcript.interim and not sure_words(said, self.by.language_of(transcript))):
             return True
@@ -130,7 +139,7 @@ class HeldAnswer:
         return True
 
     def _said(self, text: str) -> str:
-        """Return all that was said in the turn, of which ``text`` is the end."""
+        """Return all that was said in the turn, up to and including ``text``."""
         return "".join([*(earlier.text for earlier in self._passed_over), text])
 
     def _verdict(self, words: TranscriptOutput | TranscriptGuess, lull: SpeechLull | None) -> Verdict:
@@ -170,7 +179,7 @@ MOST_WRITTEN_DOWN: Final = 16
 class Due(Enum):
     """A step that is due for a cut turn."""
 
-    #: Its recognition has taken too long: settle for what there is.
+    #: Its transcription has taken too long: the words so far are taken as final.
     GIVE_UP = "give up"
     #: Its words are known: they enter the history.
     WORDS = "words"
@@ -192,19 +201,19 @@ class _CutTurn:
     late: bool = False
 
     def know(self) -> None:
-        """Note that its transcription has ended, so that no more of its words will become known."""
+        """Note that the transcription has ended, so that no more words will become known."""
         self.known, self.late = True, self.has_final
 
     def hurry(self, now: float) -> None:
-        """Make its final due at once."""
+        """Make the final due now."""
         self.final_by = min(self.final_by, now)
 
     def give_up(self, now: float) -> None:
-        """Stop waiting for its words."""
+        """Stop waiting for the words of the turn."""
         self.known_by = now
 
     def end(self) -> None:
-        """Note that its final is written."""
+        """Note that the final is written."""
         self.has_final = True
 
 
@@ -212,9 +221,9 @@ class CutTurns:
     """The cut turns of a session: decides when their finals and late transcripts are due.
 
     Finals, and words in the history, come in the order in which the requests opened. The final of an interrupted
-    request waits for its words, for FINAL_WAITS_SEC at most; the final of a request that a client cancelled is due at
-    once, and so are all finals before it. Words that become known after the final are sent late; after ``patience``
-    seconds they are given up. There is no clock in here: ``now`` is an argument.
+    request waits for the words of its turn, for FINAL_WAITS_SEC at most. The final of a request that a client cancelled
+    is due immediately, and so are all finals before it. Words that become known after the final are sent late; after
+    ``patience`` seconds they are given up. This class has no clock: ``now`` is an argument.
     """
 
     __slots__ = ("_turns", "patience")
@@ -233,7 +242,7 @@ class CutTurns:
     def add(self, request: Request, *, known: bool, at_once: bool, now: float) -> None:
         """Add a request whose answer was cut off.
 
-        ``known``: none of its speech is still being transcribed. ``at_once``: its final is due now.
+        ``known``: the transcription of its speech has ended. ``at_once``: its final is due now.
         """
         turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self.patience, known)
         self._turns.append(turn)
@@ -245,13 +254,16 @@ class CutTurns:
             one.give_up(now)
 
     def hurry(self, request: Request, *, now: float) -> None:
-        """Make the final of a request due at once, and those of the requests before it."""
+        """Make the final of a request due now, and those of the requests before it."""
         for turn in self._turns:
             if turn.request.number <= request.number:
                 turn.hurry(now)
 
     def known(self, request: Request) -> bool:
-        """Record that the transcript of a request is complete. Return False if nobody waits for it any more."""
+        """Note that the transcript of a request is complete.
+
+        Return False if nobody waits for the transcript any more.
+        """
         for turn in self._turns:
             if turn.request is request and not turn.known:
                 turn.know()
@@ -259,22 +271,22 @@ class CutTurns:
         return False
 
     def give_all_up(self, *, now: float) -> None:
-        """Make everything due at once, as the session ends."""
+        """Make all steps due now, as the session ends."""
         for turn in self._turns:
             turn.give_up(now)
             turn.hurry(now)
 
     def unwritten(self) -> list[Request]:
-        """Return the requests whose final is written, and whose words are not known yet."""
+        """Return the requests that have their final, but whose words are not known yet."""
         return [turn.request for turn in self._turns if turn.has_final and not turn.known]
 
     def pending_before(self, request: Request) -> list[Request]:
-        """Return the cut turns before ``request`` whose words the history does not have yet, in order."""
+        """Return the cut turns before ``request`` that have not entered the history, in order."""
         earlier = [turn.request for turn in self._turns if turn.request.number < request.number]
         return [one for one in earlier if not one.remembered]
 
     def before(self, request: Request) -> bool:
-        """Return whether ``request`` must wait for earlier cut turns before anything of it is sent.
+        """Return whether ``request`` must wait for earlier cut turns before its answer may be sent.
 
         It waits for their finals and, if it sees the history, for their words.
         """
@@ -283,7 +295,7 @@ class CutTurns:
         return any(not turn.has_final or (sees and not turn.known) for turn in earlier)
 
     def get_timer(self) -> float | None:
-        """Return when time makes something ``due`` next; None if nothing depends on time."""
+        """Return when ``due`` next has a step because of the time; None if no step depends on time."""
         first_final = next((turn.final_by for turn in self._turns if not turn.has_final), math.inf)
         when = min((turn.known_by for turn in self._turns if not turn.known), default=math.inf)
         return None if when == first_final == math.inf else min(when, first_final)
@@ -316,9 +328,10 @@ class CutTurns:
 
 
 class EarlierTurns(EarlierParts):
-    """The words of earlier turns to which no answer was heard: the user's next message begins with them.
+    """The words of earlier turns that got no heard answer: the user's next message begins with these words.
 
-    ``said`` is such a message of the history; ``requests`` are later ones, which may still be being transcribed.
+    ``said`` is a message in the history, the last to which no answer was heard. ``requests`` are later turns, which may
+    still be being transcribed.
     """
 
     def __init__(self, said: Message | None, requests: Iterable[Request]) -> None:

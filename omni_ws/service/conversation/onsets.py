@@ -1,21 +1,21 @@
 """Uncertain onsets: sounds over an answer of which it is not known yet whether they interrupt it (``duck``).
 
-*What it is.* The client has lowered its sound and plays on; the server sends on. The sound is admitted to a request
-*aside* (``RequestQueue.listen_aside``), which the engine recognises and nobody is told of. The Onset collects what is
-known: how long the sound is voiced and whether it is clear (OnsetMeter), its transcripts, and the probability that it
-is a backchannel. It decides once, and its owner then confirms or dismisses it.
+*What it is.* The client lowers the volume of the answer and plays on; the server sends on. The sound is admitted to a
+request *aside* (``RequestQueue.listen_aside``): the engine recognises it, but the client is not told of the request.
+The Onset collects the evidence: how long the sound is voiced and whether it is clear (OnsetMeter), its transcripts, and
+the probability that it is a backchannel. The Onset decides once, and its owner then confirms or dismisses the sound.
 
-*Deciding.* The first that is sure decides:
+*Deciding.* The first of these cases that is sure decides:
 
-- voiced for more than ``LONG_MS``: an interruption if it is clear, else none;
-- words while the voice goes on, if it is clear: ``sure_words``;
-- quiet: none if it was not clear, otherwise by ``judged``, and where that is unsure by the next transcripts, for
-  ``WAIT_SEC`` at most, or ``LIKELY_WAIT_SEC`` if it is rather a backchannel, as the answer plays on meanwhile; then it
-  is an interruption where the answer can be held until its words are known, otherwise the probability alone decides; a
-  voice that goes on meanwhile ends the wait;
-- input that joins the turn: an interruption;
-- a new onset, or ``LIMIT_SEC`` without any of these (audio no longer arrives): by what is known. While no client is
-  connected, LIMIT_SEC begins again and again.
+- the sound is voiced for more than ``LONG_MS``: an interruption if it is clear, else none;
+- it is clear, the voice goes on, and there are words: ``sure_words`` decides;
+- the sound is quiet again: no interruption if it was not clear, otherwise ``judged`` decides. Where that is unsure, the
+  next transcripts do, for which the Onset waits ``WAIT_SEC`` at most, or ``LIKELY_WAIT_SEC`` if the sound is rather a
+  backchannel (the answer plays on meanwhile). After the wait it is an interruption if the answer can be held until the
+  words are known; otherwise the probability alone decides. A voice that goes on ends the wait;
+- input joins the turn: an interruption;
+- a new onset begins, or ``LIMIT_SEC`` pass without any of these (audio no longer arrives): the evidence so far decides.
+  While no client is connected, LIMIT_SEC starts over again and again.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ if TYPE_CHECKING:
     from omni_ws.service.conversation.request import Request
 
 
-#: How long a sound that is over waits for its transcript, if the sound alone tells too little.
+#: Seconds for which a sound that has ended waits for its transcript, if the sound alone does not suffice for a verdict.
 WAIT_SEC: Final = 0.35
-#: The same, if it is a backchannel rather than not: to hear "stop" late is better than to miss it.
+#: The same for a sound that is probably a backchannel: to hear "stop" late is better than to miss it.
 LIKELY_WAIT_SEC: Final = 1.0
 #: How long an onset is uncertain at most, if audio no longer arrives.
 LIMIT_SEC: Final = 3.0
-#: This many words are words, and not a hum as a recogniser spells it, while the voice goes on.
+#: From this many words on, a transcript cannot be a hum that was misrecognised, while the voice goes on.
 ENOUGH_WORDS: Final = 4
 #: From this probability on a sound without known words is a backchannel, if nothing better will be known.
 LIKELY_BACKCHANNEL: Final = 0.5
 
 
 def sure_words(text: str, language: str | None) -> bool:
-    """Return whether a transcript that may go on tells that the speaker interrupts: by its beginning, or its length."""
+    """Return whether an unfinished transcript is surely an interruption: by its first words, or by its length."""
     return begins_with_stop_word(text, language or "en") or (
         len(text.split()) >= ENOUGH_WORDS
         and judged(text, None, language, voiced_ms=0, after_question=False) is not Verdict.BACKCHANNEL
@@ -83,10 +83,10 @@ def sure_words(text: str, language: str | None) -> bool:
 
 
 class Onset:
-    """One uncertain onset. ``decide`` is called once, with it; ``verdict`` is known then.
+    """One uncertain onset. When it is decided, ``verdict`` is set and ``decide`` is called with this Onset, once.
 
-    ``after_question``: the answer has just asked something. ``holds``: an interruption without known words holds the
-    answer until they are known. ``waits`` returns whether time decides nothing now.
+    ``after_question``: the answer has just asked something. ``holds``: an interruption whose words are not known holds
+    the answer until they are. ``waits`` returns whether LIMIT_SEC must start over instead of ending the wait.
     """
 
     def __init__(
@@ -135,26 +135,26 @@ class Onset:
         self._wait: asyncio.TimerHandle | None = None
 
     def opens(self, request: Request) -> None:
-        """Note that ``request`` has opened aside."""
+        """Note that ``request`` has opened aside for this onset."""
         self.request = request
         request.is_aside(self)
 
     @property
     def audio(self) -> list[InputChunk]:
-        """The audio that its request was given."""
+        """The audio of the sound so far: the input of ``request``."""
         if self.request is None:
             return []
         return [*(self.request.given or ()), *self.request.session.buffered]
 
     @property
     def audio_length_ms(self) -> int:
-        """The length of that audio."""
+        """The length of ``audio``."""
         return 0 if self.request is None else round(self.request.session.received.audio_ms)
 
     # what the listener tells
 
     def sounds(self, voiced_ms: int, *, clear: bool) -> None:
-        """Note how long the sound is voiced by now, and whether it is clear."""
+        """Note for how long the sound has been voiced so far, and whether it is clear."""
         if self.verdict is not None:
             return
         if self.lull is not None and voiced_ms > self.lull.voiced_ms:
@@ -166,7 +166,7 @@ class Onset:
             self._look()
 
     def lulls(self, lull: SpeechLull) -> None:
-        """Note that the sound is quiet."""
+        """Note that the sound has become quiet."""
         if self.verdict is not None:
             return
         self._voiced_ms, self.clear, self.lull = lull.voiced_ms, lull.clear, lull
@@ -177,7 +177,7 @@ class Onset:
             self._wait = asyncio.get_running_loop().call_later(seconds, self._wait_is_over)
 
     def lasts(self, *, clear: bool) -> None:
-        """Note that the sound is voiced for more than LONG_MS."""
+        """Note that the sound has been voiced for more than LONG_MS."""
         self.clear = clear
         self._end(Verdict.INTERRUPTION if clear else Verdict.BACKCHANNEL)
 
@@ -188,14 +188,14 @@ class Onset:
             self.lulls(SpeechLull(self._voiced_ms, self.clear, audio_ms))
 
     def is_input(self) -> None:
-        """Note that the client has sent more input to its turn, or has ended the input."""
+        """Note that the client has sent other input within the turn, or has ended the input."""
         self.has_words = True
         self._end(Verdict.INTERRUPTION)
 
     # what the engine tells
 
     def hear(self, output: EngineOutput, *, transcribes_first: bool) -> None:
-        """Note an output of the engine for its request; ``transcribes_first``: see EngineCapabilities."""
+        """Note an output of the engine for ``request``; ``transcribes_first``: see EngineCapabilities."""
         if self.verdict is not None or self.request is None:
             return
         match output:
@@ -222,7 +222,7 @@ class Onset:
     # deciding
 
     def settle(self) -> None:
-        """Decide now, by what is known."""
+        """Decide now, by the evidence so far."""
         if self.verdict is not None:
             return
         if not self.clear:
@@ -236,7 +236,7 @@ class Onset:
         self._end(verdict)
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Decide that it is no turn, whatever is known. ``rest_untold``: the client hears nothing of what follows."""
+        """Decide that the sound is no turn, whatever the evidence. ``rest_untold``: see the attribute."""
         self.rest_untold = rest_untold
         self._end(Verdict.BACKCHANNEL)
 
@@ -256,7 +256,7 @@ class Onset:
 
     @property
     def _verdict(self) -> Verdict:
-        """The verdict on the sound, which is quiet, by what is known."""
+        """The verdict on a sound that is quiet again, by the evidence so far."""
         text = self._text
         verdict = self._judged(text)
         if self._stale and verdict is Verdict.INTERRUPTION and text and not sure_words(text, self._language):
@@ -267,7 +267,7 @@ class Onset:
 
     @property
     def _is_likely(self) -> bool:
-        """Whether the sound, without known words, is a backchannel rather than not."""
+        """Whether the sound alone, without its words, is more likely a backchannel than not."""
         probability = None if self.lull is None else self.lull.probability
         return probability is not None and probability >= LIKELY_BACKCHANNEL and not self._after_question
 
@@ -284,7 +284,7 @@ class Onset:
 
     @property
     def _text(self) -> str | None:
-        """The words so far; empty if there are none, None as long as nobody knows."""
+        """The words so far; "" if the sound has none, None while that is not known."""
         text = self._settled + self._interim
         return text if text.strip() or (self._known and not self._deaf) else None
 
@@ -317,7 +317,10 @@ class Onset:
 
 @dataclasses.dataclass(slots=True)
 class _Speech:
-    """A speech turn, and the request that it is about to open, has opened or has joined; that may have ended since."""
+    """A speech turn, and its request: the one that it will open, has opened or has joined.
+
+    The request may have ended.
+    """
 
     turn_id: str
     request_id: str | None = None
@@ -331,10 +334,10 @@ class _Speech:
 
 
 class SpokenTurns:
-    """Takes what the TurnListener of ``conversation`` hears, and tells the client.
+    """Receives what the TurnListener of ``conversation`` detects, and tells the client of it.
 
-    An uncertain onset opens a request aside (``sets_aside``). ``_decide`` makes it one that interrupts, or takes it
-    back.
+    An uncertain onset opens a request aside (``sets_aside``). ``_decide`` turns it into a request that interrupts, or
+    withdraws it.
     """
 
     def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:
@@ -353,7 +356,10 @@ class SpokenTurns:
         self.onset: Onset | None = None
 
     def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
+        """Tell the client that speech has begun.
+
+        ``is_input``: it joins the open request, or opens one with its next event.
+        """
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
         speech = self.current = _Speech(turn_id, new_id("req_") if opens else None, began_ms=audio_ms)
@@ -363,7 +369,7 @@ class SpokenTurns:
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Report that the speech that began last has ended."""
+        """Tell the client that the speech that began last has ended."""
         if self.onset is not None:
             self.onset.ends(audio_ms)
             return
@@ -373,7 +379,7 @@ class SpokenTurns:
         self._tell(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
     def sounds(self, voiced_ms: int, *, clear: bool) -> None:
-        """Take how long the speech over an answer is voiced by now, and whether it is clear."""
+        """Note for how long the speech over an answer has been voiced so far, and whether it is clear."""
         if self.onset is not None:
             self.onset.sounds(voiced_ms, clear=clear)
             return
@@ -382,14 +388,14 @@ class SpokenTurns:
             request.note_lull(None)  # the voice goes on: what was measured of it tells nothing of the rest
 
     def lulls(self, lull: SpeechLull) -> None:
-        """Take what is measured of speech over an answer, as it is quiet for now."""
+        """Note the measurements of speech over an answer. The speech is quiet for now."""
         if self.onset is not None:
             self.onset.lulls(lull)
         elif self.current is not None and self.current.request is not None:
             self.current.request.note_lull(lull)
 
     def breathes(self, audio_ms: int) -> None:
-        """Take a pause of the speech in progress, whose speaker has more to say."""
+        """Note a pause in the speech in progress, whose speaker has more to say."""
         if self.current is not None and self.onset is None:
             self._conversation.unasked.murmurs.take_breath(self.current.turn_id, self.current.began_ms, audio_ms)
 
@@ -404,15 +410,16 @@ class SpokenTurns:
             asyncio.get_running_loop().call_soon(listener.words_told)
 
     def restore(self, turn_id: str) -> None:
-        """Continue the speech in progress of another conversation."""
+        """Continue the speech that was in progress when a conversation was saved."""
         self.current = _Speech(turn_id)
         if self._conversation.receiving is not None:
             self.current.joins(self._conversation.receiving)
 
     def withdraw_wordless(self) -> bool:
-        """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
+        """Cancel the request of the speech in progress if no word has been recognised for long; return whether it was.
 
-        Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
+        Other input than speech, such as typed text, then opens a request of its own, and does not wait for the noise to
+        end.
         """
         owner, request = self._conversation, self._conversation.receiving
         if self.onset is not None or request is None or not request.only_speech or not self.words.wordless():
@@ -425,11 +432,14 @@ class SpokenTurns:
 
     @property
     def aside(self) -> Request | None:
-        """The request of the uncertain onset."""
+        """The request of the uncertain onset; None without one."""
         return None if self.onset is None else self.onset.request
 
     def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
-        """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
+        """Tell the client of an uncertain onset, unless it was ``told`` already.
+
+        The next event opens the onset's request.
+        """
         self.current = _Speech(turn_id, new_id("req_"), began_ms=audio_ms)
         self.words.begin()
         self.onset = Onset(
@@ -444,11 +454,11 @@ class SpokenTurns:
             self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, certain=False))
 
     def not_found(self, turn_id: str, audio_ms: int) -> None:
-        """Dismiss an uncertain onset that the client was told of before a restore, as none is found again."""
+        """Dismiss an uncertain onset from before a restore: the client was told of it, but it is not found again."""
         self._tell(SpeechDismissedFrame(turn_id=turn_id, audio_ms=audio_ms))
 
     def sets_aside(self, request: Request) -> bool:
-        """Take a request that speech opens as that of the uncertain onset, if there is one."""
+        """If there is an uncertain onset, make ``request`` the request of that onset. Returns whether there is one."""
         if self.onset is None:
             return False
         self.onset.opens(request)
@@ -456,12 +466,12 @@ class SpokenTurns:
         return True
 
     def is_input(self) -> None:
-        """Confirm the uncertain onset, if there is one: the client has sent other input to its turn."""
+        """Confirm the uncertain onset, if there is one: the client has sent other input within its turn."""
         if self.onset is not None:
             self.onset.is_input()
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Dismiss the uncertain onset, if there is one; ``rest_untold``: see ``Onset``."""
+        """Dismiss the uncertain onset, if there is one; ``rest_untold``: see the attribute of Onset."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
 
@@ -471,7 +481,7 @@ class SpokenTurns:
         return turns is not None and turns.interrupt_resume and self._conversation.engine.capabilities.transcripts
 
     def _has_asked(self) -> bool:
-        """Return whether the last sentence that was heard of the answer that plays is a question."""
+        """Return whether the user has last heard a question from the answer that plays."""
         ledger, now = self._conversation.ledger, self._now()
         answer = ledger.at_play(now)
         return answer is not None and has_asked(ledger, answer, now)
@@ -510,11 +520,11 @@ class SpokenTurns:
 # The lists of words are in ``short_words``, a file a language; ``any.toml`` counts in every language.
 
 
-#: Those that have lists of words.
+#: The languages that have word lists.
 LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
 #: A text of more words is no mere acknowledgement, and no mere "stop".
 MOST_WORDS: Final = 6
-#: More words are not made of a hum.
+#: A recogniser makes no more words than this of a hum.
 _MOST_WORDS_OF_A_HUM: Final = 4
 #: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
@@ -536,14 +546,14 @@ _Words: TypeAlias = tuple[str, ...]
 
 
 class Verdict(Enum):
-    """What speech over an answer is."""
+    """What speech over an answer turned out to be."""
 
-    #: It wants the speaker to go on, or says nothing.
+    #: It invites the speaker to go on, or has no meaning.
     BACKCHANNEL = "backchannel"
     INTERRUPTION = "interruption"
-    #: An interruption that wants silence and no answer.
+    #: An interruption that asks for silence, not for an answer.
     STOP = "stop"
-    #: More has to be known.
+    #: The evidence does not suffice yet.
     UNSURE = "unsure"
 
 
@@ -556,11 +566,12 @@ def judged(
     after_question: bool,
     others: Sequence[str] = (),
 ) -> Verdict:
-    """Return what speech over an answer is. It has paused, unless the verdict that counts is an interruption.
+    """Return the verdict on speech over an answer. While the speech has not paused, only an INTERRUPTION is reliable.
 
-    ``text`` is what is recognised so far, None as long as nothing is known, "" if there are no words. ``probability``
-    is that of ``backchannel_probability``. ``after_question``: the speaker has just asked something, and "yeah" answers
-    it. ``others`` are readings that are almost as likely as ``text``. Known words are always enough for a verdict.
+    ``text`` has the words recognised so far: None if nothing is known yet, "" if there are none. ``probability`` is the
+    result of ``backchannel_probability``. ``after_question``: the assistant has just asked something, so that "yeah" is
+    an answer. ``others`` are alternatives that the recogniser finds almost as likely as ``text``. UNSURE is returned
+    only while words are not known.
     """
     sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
     if text is not None and _words(text):
@@ -581,10 +592,10 @@ def judged(
 
 
 def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, after_question: bool) -> Verdict:
-    """Return the verdict on known words; ``sure`` and ``rather``: how much they sounded like a backchannel.
+    """Return the verdict on known words. ``sure``, ``rather``: the sound was surely, or probably, a backchannel.
 
-    Of a hum a recogniser makes any words, "The moment." or "Lambda": the sound says that it was one, unless the words
-    are those that interrupt. Some words are so often written for hums that less of the sound will do.
+    For a hum a recogniser may write any words, such as "The moment." or "Lambda". If the sound was surely a hum, the
+    words count only if they interrupt. Some words are so often written for hums that "probably" suffices for them.
     """
     if is_stop_word(text, language):
         return Verdict.STOP
@@ -599,9 +610,9 @@ def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, afte
 
 
 def _is_misspelled(readings: Sequence[str], language: str) -> bool:
-    """Return whether one of some readings is an acknowledgement ("Got it", not "God it"), and none interrupts.
+    """Return whether a reading is an acknowledgement ("Got it", not "God it"), and no reading interrupts.
 
-    Where one has too many words for that, another has left some of them out.
+    False if any reading has more than MOST_WORDS words: a short reading then lacks some of them.
     """
     if any(len(_words(reading)) > MOST_WORDS for reading in readings):
         return False
@@ -611,7 +622,7 @@ def _is_misspelled(readings: Sequence[str], language: str) -> bool:
 
 
 def is_acknowledgement(text: str, language: str = "en") -> bool:
-    """Return whether a text consists of phrases alone that want the speaker to go on, such as "yeah, I see"."""
+    """Return whether a text consists only of phrases that invite the speaker to go on, such as "yeah, I see"."""
     return _divides(_words(text), (_list_of(language).acknowledgements,))
 
 
@@ -623,7 +634,7 @@ def is_stop_word(text: str, language: str = "en") -> bool:
 
 
 def begins_with_stop_word(text: str, language: str = "en") -> bool:
-    """Return whether a text that may go on begins with words that interrupt, acknowledgements before them left out."""
+    """Return whether an unfinished text begins with words that interrupt, after any acknowledgements."""
     words, known = _words(text), _list_of(language)
     places = _ends(words, (known.acknowledgements,))
     if len(words) in places:  # "no way", "ach was"
@@ -632,7 +643,10 @@ def begins_with_stop_word(text: str, language: str = "en") -> bool:
 
 
 def asks(text: str, heard: int) -> bool:
-    """Return whether the last sentence of ``text`` that was heard is a question; ``heard`` characters were heard."""
+    """Return whether the last sentence of which something was heard is a question.
+
+    ``heard``: characters heard of ``text``.
+    """
     sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
     if len(sentences) > 1:
         last = sentences[-1]
@@ -642,7 +656,7 @@ def asks(text: str, heard: int) -> bool:
 
 
 def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
-    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
+    """Return whether the last sentence that the user has heard of an answer by ``now`` is a question."""
     return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
@@ -655,7 +669,7 @@ class _Phrases:
     longest: int
 
     def ends(self, words: _Words, place: int) -> list[int]:
-        """Return where phrases end that begin at a place."""
+        """Return the ends of all phrases that begin at index ``place`` of ``words``."""
         last = min(place + self.longest, len(words))
         return [end for end in range(place + 1, last + 1) if words[place:end] in self.known]
 
@@ -670,7 +684,7 @@ class _ShortWords:
 
 
 def _ends(words: _Words, lists: tuple[_Phrases, ...]) -> set[int]:
-    """Return the places up to which the words can be divided into phrases of the lists."""
+    """Return the indexes up to which the words can be divided into phrases of the lists."""
     begins = {0}
     for place in range(len(words)):
         if place in begins:
@@ -679,7 +693,7 @@ def _ends(words: _Words, lists: tuple[_Phrases, ...]) -> set[int]:
 
 
 def _divides(words: _Words, lists: tuple[_Phrases, ...]) -> bool:
-    """Return whether words can be divided into phrases of the lists, and are not too many."""
+    """Return whether all the words can be divided into phrases of the lists, and are at most MOST_WORDS."""
     return 0 < len(words) <= MOST_WORDS and len(words) in _ends(words, lists)
 
 
@@ -688,7 +702,7 @@ def _words(text: str) -> _Words:
 
 
 def _list_of(language: str) -> _ShortWords:
-    """Return the phrases of a language, by its name as a client may write it: "en", "pt-BR"."""
+    """Return the phrases of a language, whose name is as clients write it: "en", "pt-BR"."""
     plain = re.split("[-_]", language.lower(), maxsplit=1)[0]
     return _read(plain if plain in LANGUAGES else "any")
 

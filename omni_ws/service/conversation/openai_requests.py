@@ -1,4 +1,4 @@
-"""Configures a conversation as the body of an OpenAI request asks.
+"""Configures a conversation by the body of a request to OpenAI's API.
 
 A route reads the body, opens a conversation for it, and calls ``configure`` and ``prepare_answer`` before the
 conversation runs.
@@ -41,9 +41,9 @@ def configure(
 ) -> AudioFormat:
     """Apply the body's fields to the conversation, and return the audio format of the response.
 
-    ``samples``: the response encodes the audio itself, as a file, so that the conversation produces pcm16.
-    ``whole_input``: the input arrives all at once. Raises an InvalidRequest that names the field of the body, as every
-    later error of the conversation does.
+    ``samples``: the response encodes the audio itself, as a file, so that the conversation must produce pcm16.
+    ``whole_input``: the input arrives all at once. Raises an InvalidRequest whose ``param`` is the field of the body;
+    so do later errors of the conversation.
     """
     with _client_names(conversation):
         config = conversation.configure(patch.fields, field_names=patch.name_in_body)
@@ -59,7 +59,7 @@ def configure(
 
 @contextmanager
 def ended_on_error(conversation: Conversation) -> Iterator[None]:
-    """End a conversation, and report that to its observers, if the block raises: the conversation will never run."""
+    """If the block raises, end the conversation, which will never run, and report that to its observers."""
     try:
         yield
     except BaseException:
@@ -73,8 +73,8 @@ def prepare_answer(
 ) -> None:
     """Add the earlier messages to the history, and set the options of the answer.
 
-    ``read_whole``: nothing of the answer is sent before its end.
-    Raises an InvalidRequest for what the engine does not support.
+    ``read_whole``: the answer is sent only at its end, in one piece. Raises an InvalidRequest for what the engine does
+    not support.
     """
     capabilities = conversation.engine.capabilities
     if request.tools_at is not None and not capabilities.tools:
@@ -90,7 +90,10 @@ def prepare_answer(
 
 
 def earlier_texts(history: Iterable[HistoryMessage]) -> list[Message]:
-    """Return the messages of a history of text alone. Raises UnsupportedParameter if one has anything else."""
+    """Return the messages of a history that has only text.
+
+    Raises UnsupportedParameter if a message has anything else.
+    """
     messages: list[Message] = []
     for one in history:
         if one.parts or one.audio_id is not None:
@@ -173,7 +176,7 @@ def chat_options(request: ChatRequest, *, model: str) -> ResponseOptions:
 
 @contextmanager
 def _client_names(conversation: Conversation) -> Iterator[None]:
-    """Rename the field in an error that the block raises to the name that the body has for it."""
+    """Change the ``param`` of an error that the block raises to the name of that field in the body."""
     try:
         yield
     except OmniError as error:
@@ -183,7 +186,7 @@ def _client_names(conversation: Conversation) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _check_encodable(target: AudioFormat) -> None:
-    """Raise UnsupportedFormat before the request runs; the encoder itself would raise it at the first audio."""
+    """Raise UnsupportedFormat now, before the request runs, if the encoder would raise it at the first audio."""
     if target.is_raw or target.encoding is AudioEncoding.WAV:
         return
     try:
@@ -201,17 +204,17 @@ _SUMMARY_SHARE = 0.5
 
 
 class GivenHistory(NamedTuple):
-    """Checked messages of a client, and its summary of what was said before them; empty if there is none."""
+    """The checked messages that a client gave as history, and its summary of what came before; "" without one."""
 
     messages: Sequence[Message] = ()
     summary: str = ""
 
 
 def check_history(conversation: Conversation, items: Any) -> GivenHistory:
-    """Return ``history_items`` for ``give_history``.
+    """Check and return ``history_items``, for ``give_history``.
 
-    Raises InvalidValue if anything came before, and what reading raises; UnsupportedParameter for media, and for tool
-    calls that the engine does not know.
+    Raises InvalidValue unless they are the first input of the session; what ``read_history_items`` raises; and
+    UnsupportedParameter for media, and for tool calls if the engine has no tools.
     """
     ledger, stream = conversation.ledger, conversation.stream
     if stream.reorder.next_sequence_id or conversation.queue.opened or conversation.given or ledger.history.items:
@@ -230,7 +233,7 @@ def check_history(conversation: Conversation, items: Any) -> GivenHistory:
 
 
 def give_history(conversation: Conversation, given: GivenHistory) -> None:
-    """Put checked messages before all requests, and charge their memory to the session."""
+    """Put checked messages into the history before all requests, and charge their memory to the session."""
     if given.summary:
         conversation.ledger.history.condense(given.summary)
     conversation.ledger.place(given.messages)
@@ -240,7 +243,7 @@ def give_history(conversation: Conversation, given: GivenHistory) -> None:
 
 
 def told_history(conversation: Conversation, *, original: bool) -> HistoryItemsFrame:
-    """Return the history: as requests see it or, if ``original``, all messages that are kept."""
+    """Return the history: as requests see it, with notes for its older part; if ``original``, all kept messages."""
     history = conversation.ledger.history
     first = 0 if original else max(history.summed, history.first_seen)
     messages = [_told(item.message) for item in history.items[first:] if item.role != "system"]
@@ -248,6 +251,6 @@ def told_history(conversation: Conversation, *, original: bool) -> HistoryItemsF
 
 
 def _told(message: Message) -> Message:
-    """Return a message as text."""
+    """Return a message with its content as text only."""
     text = " ".join(filter(None, (part.text or (WORDS_UNKNOWN if part.speech else "") for part in message.parts)))
     return Message(message.role, text, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id)

@@ -1,8 +1,8 @@
 """The output of a session: messages that wait for its client, and those that were sent and may be needed again.
 
 A session sends through one Attachment at a time: the connection of its client, or a request over HTTP. While it has
-none, nobody is notified of anything. What messages there are, what each costs, and their saved form stands at the end,
-with the limits of a conversation.
+none, nobody is notified of anything. The types of messages, what each costs and their saved form are at the end of this
+module, with the limits of a conversation.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 class Attachment:
     """The carrier of a session, such as a connection or an HTTP request: the methods that the session calls on it.
 
-    No method may raise. Those of this base class do nothing: a session has NOBODY while nothing carries it.
+    No method may raise. Those of this base class do nothing: a session without a carrier is attached to NOBODY.
     """
 
     def write_now(self, output: OutputChunk) -> bool:
-        """Write an output to the socket at once. Returns False, having done nothing, if the output has to wait.
+        """Write an output to the socket without waiting. Returns False, having done nothing, if the output has to wait.
 
         Called within the engine's own call, and only while no other output waits. After False the log queues the
         output.
@@ -69,7 +69,7 @@ class Attachment:
         return False
 
     def output_ready(self) -> None:
-        """Called when a message enters the empty queue. It may be taken at once."""
+        """Called when a message enters the empty queue. The attachment may take the message within this call."""
 
     def output_has_room(self) -> None:
         """Called when the log was full and has room again."""
@@ -90,7 +90,7 @@ class Attachment:
     def session_over(self, error: OmniError | None) -> None:
         """Called when the session has ended, and its last messages are in the log: send them, close, and ``detach``.
 
-        ``error`` is the reason to close with; None if there is no client to read it.
+        ``error`` is the reason to close with; None if no client is connected that would read it.
         """
 
 
@@ -98,28 +98,32 @@ NOBODY: Final = Attachment()
 
 
 class Gate:
-    """What decides when the messages of a log may be taken: the keeper of a session that is kept in a store."""
+    """Decides when messages may leave the log. The keeper of a session that is kept in a store is one.
+
+    A message must be settled in the store before the client gets it.
+    """
 
     def admit(self, message: ServerMessage) -> int:
-        """Note a message that enters the log. Returns its ticket: it waits for ``OutputLog.open`` with that.
+        """Note a message that enters the log. Returns its ticket, with which ``OutputLog.open`` is called later.
 
-        Tickets never fall. 0: the message waits for nothing but those before it.
+        Tickets never decrease. With ticket 0 the message waits only for the messages before it.
         """
         raise NotImplementedError
 
     def said(self, request_id: str, text: str) -> None:
-        """Note text of an answer that is only spoken, and so is in no message."""
+        """Note text of an answer that is only spoken: no message contains it."""
         raise NotImplementedError
 
     def changed(self) -> None:
-        """Note a change that is in no message: an answer has all its text, or outputs were withdrawn from the log."""
+        """Note a change that no message shows: an answer's text is complete, or outputs were withdrawn."""
         raise NotImplementedError
 
 
 class StoredBytes:
     """A budget of bytes for all stored answers together: at most ``capacity``, and charged to ``server`` as well.
 
-    When the capacity does not suffice, ``evict`` is called with the number of bytes wanted. It may discard answers.
+    When the capacity does not suffice, ``evict`` is called with the number of bytes that are needed. It may discard
+    answers.
     """
 
     def __init__(self, server: ByteBudget, capacity: int, evict: Callable[[int], None]) -> None:
@@ -162,7 +166,7 @@ def _unnoticed(seconds: float = 0) -> None:
 
 
 class KeptMessage(NamedTuple):
-    """A message that was taken from the log and is kept, and the bytes that it is charged with."""
+    """A message that was taken from the log and is kept, and its cost in bytes."""
 
     message: ServerMessage
     cost: int
@@ -177,7 +181,8 @@ _NONE_KEPT: Final[deque[KeptMessage]] = deque(maxlen=0)
 class SavedOutput(msgspec.Struct, kw_only=True):
     """An OutputLog in a form that can be written to bytes.
 
-    ``kept`` has messages with their numbers (see KeptMessage); ``first`` is the position of the first stored message.
+    ``kept`` has the kept messages with their numbers (see KeptMessage). ``waiting`` has those that wait. ``first`` is
+    the position of the first stored message.
     """
 
     kept: list[tuple[SavedMessage, int]]
@@ -190,21 +195,22 @@ class SavedOutput(msgspec.Struct, kw_only=True):
 class OutputLog:
     """The log of a session's messages, bounded in bytes: several writers, and one reader at a time on the same loop.
 
-    *Waiting.* A writer of output waits for ``room``, then uses ``put_nowait``. If no message waits, the output goes to
-    the reader at once, unless it follows another within COALESCE_SEC: then it is queued, and so are those after it.
-    Control messages use ``put_nowait`` alone, which never fails: they may make the log full, and the transport then
-    stops reading the client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while
-    all sessions of the server together hold more than half of ``budget``; the other half is for input. A client that
-    leaves it full for ``write_timeout`` seconds is a SlowConsumer.
+    *Waiting.* A writer of output awaits ``room``, then calls ``put_nowait``. If no message waits, the output goes
+    straight to the reader, unless it follows another within COALESCE_SEC: then it is queued, and so are those after it.
+    For control messages ``put_nowait`` alone is called, which never fails: they may make the log full, and the
+    transport then stops reading the client that provokes them. The log is full with ``capacity`` bytes, or with
+    FAIR_SHARE_BYTES while all sessions of the server together hold more than half of ``budget``; the other half is for
+    input. A client that leaves the log full for ``write_timeout`` seconds is a SlowConsumer.
 
     *Kept.* With a ``kept_capacity``, messages that were taken are kept, up to that many bytes more, until the client
-    acknowledges them; the oldest make room, and all but FAIR_SHARE_BYTES do while the server holds more than half of
-    its budget. ``rewind`` has them wait again, for a client that did not receive them.
+    acknowledges them. The oldest are dropped when there is no room, as are all beyond FAIR_SHARE_BYTES while the server
+    holds more than half of its budget. ``rewind`` queues kept messages again, for a client that did not receive them.
 
-    *Stored.* With ``stored``, which is charged for them, messages that were taken are kept for any number of readers,
-    each at a position of its own. Old ones make no room for new ones: ``take`` raises if there is too much.
+    *Stored.* With ``stored``, a budget that they are charged to, messages that were taken are kept for any number of
+    readers, each at a position of its own. Old ones are not dropped for new ones: ``take`` raises if there are too
+    many.
 
-    *Gated.* With a ``gate``, a message is taken only once ``open`` was called with its ticket.
+    *Gated.* With a ``gate``, a message can be taken only once ``open`` was called with its ticket.
     """
 
     # Here, since most logs have none. An empty deque takes 760 bytes, of which thousands of idle sessions have no use.
@@ -254,11 +260,11 @@ class OutputLog:
         self._changed: asyncio.Event | None = None
 
     def attach(self, reader: Attachment) -> None:
-        """Write to ``reader`` and notify it from now on, in place of the one before."""
+        """Write to ``reader`` and notify it from now on, instead of the previous reader."""
         self.reader = reader
 
     def watch_room(self, full: Callable[[], None], room: Callable[[float], None]) -> None:
-        """Call ``full`` each time the log becomes full, and ``room`` with the seconds until it had room again."""
+        """Call ``full`` each time the log becomes full, and ``room``, with the seconds it was full, once it is not."""
         self._when_full, self._when_room = full, room
 
     def __len__(self) -> int:
@@ -300,7 +306,7 @@ class OutputLog:
             self.reader.output_ready()
 
     def open(self, ticket: int) -> None:
-        """Let messages be taken whose tickets are not above ``ticket``. See Gate."""
+        """Let messages be taken whose tickets are ``ticket`` or lower. See Gate."""
         if ticket > self._opened:
             self._opened = ticket
             if self.ready:
@@ -308,11 +314,11 @@ class OutputLog:
 
     @property
     def ready(self) -> bool:
-        """Whether a message waits that may be taken."""
+        """Whether a message can be taken now."""
         return bool(self._messages) and self._messages[0][2] <= self._opened
 
     def _keep(self, message: ServerMessage, cost: int) -> None:
-        """Keep a message that a reader has taken and that is charged already; drop the oldest beyond the capacity."""
+        """Keep a taken message, whose cost is charged already; drop the oldest messages beyond the capacity."""
         self._keep_also(KeptMessage(message, cost, self._next_output))
         if type(message) in OUTPUTS:
             self._next_output += 1
@@ -338,7 +344,7 @@ class OutputLog:
                     self._waiting.remove(room)
 
     def wake_writers(self) -> None:
-        """End the wait of all who wait for room, so that they check whether they still need it."""
+        """Wake all writers that wait for room, so that they check whether they still need it."""
         self._wake_all(looks=True)
 
     def _wake_all(self, *, looks: bool) -> None:
@@ -348,10 +354,10 @@ class OutputLog:
                 room.set_result(looks)
 
     def take(self) -> ServerMessage | None:
-        """Remove and return the next message that waits; None if there is none. If the log keeps messages, it is kept.
+        """Remove and return the next message that waits; None if none may be taken. A log that keeps messages keeps it.
 
-        If messages are stored, raises PayloadTooLarge beyond the capacity and EngineOverloaded beyond a budget, but
-        only for output: other messages are small and end or begin an answer.
+        A log that stores messages raises PayloadTooLarge beyond its capacity and EngineOverloaded beyond a budget, but
+        only for output: other messages are small, and begin or end an answer.
         """
         if not self._messages or self._messages[0][2] > self._opened:
             return None
@@ -377,7 +383,7 @@ class OutputLog:
             self._make_room()
 
     def withdraw(self, request_id: str) -> list[OutputChunk]:
-        """Remove the queued outputs of a request and return them, oldest first; outputs after them are renumbered.
+        """Remove a request's queued outputs and return them, oldest first; outputs behind them are renumbered.
 
         Transcripts stay: they are right however the answer ends.
         """
@@ -426,9 +432,9 @@ class OutputLog:
         return bool(self._kept_capacity) and self._forgotten <= last_output < self._next_output
 
     def rewind(self, last_output: int) -> int:
-        """Queue again every message after the output ``last_output``, except OF_THE_MOMENT. Requires ``can_rewind``.
+        """Queue all kept messages after the output ``last_output`` again, except those OF_THE_MOMENT.
 
-        Returns the number of outputs that wait now. The write time-out begins anew.
+        Requires ``can_rewind``. Returns the number of outputs that wait now. The write time-out starts over.
         """
         self.drop_of_the_moment()
         self.acknowledge(last_output)
@@ -441,7 +447,7 @@ class OutputLog:
         return sum(type(one[0]) in OUTPUTS for one in self._messages)
 
     def drop_of_the_moment(self) -> None:
-        """Drop the queued messages OF_THE_MOMENT, whose connection is gone."""
+        """Drop the queued messages OF_THE_MOMENT: they concerned a connection that is gone."""
         kept = [one for one in self._messages if type(one[0]) not in OF_THE_MOMENT]
         dropped = self.queued - sum(cost for _, cost, _ in kept)
         self._messages = deque(kept)
@@ -466,7 +472,7 @@ class OutputLog:
 
     @property
     def end(self) -> int:
-        """The position of the next message to be stored."""
+        """The position that the next stored message will have."""
         return self._first + len(self._kept)
 
     @property
@@ -485,7 +491,7 @@ class OutputLog:
         self._append(message, cost)
 
     def store_end(self, message: FinalChunk | OmniError) -> None:
-        """Store the end of an answer whose messages were discarded. It is not charged."""
+        """Store the end of an answer whose messages were discarded. No bytes are charged for it."""
         self._append(message, 0)
 
     def discard(self) -> None:
@@ -500,7 +506,7 @@ class OutputLog:
         self.held = self._kept_capacity = 0
 
     def finish(self) -> None:
-        """Mark the end of the stored messages: those who wait in ``get`` wake, and nobody is notified. Idempotent."""
+        """Mark the end of the stored messages: tasks that wait in ``get`` wake, and nobody is notified. Idempotent."""
         self._ended = True
         self.reader, self._when_full, self._when_room = NOBODY, _unnoticed, _unnoticed
         self._wake_readers()
@@ -508,7 +514,7 @@ class OutputLog:
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:
         """Wait for the first stored message at or after ``position``; return the position after it, and the message.
 
-        Messages may be discarded before they are read. Returns None if nothing more comes.
+        Messages may be discarded before they are read. Returns None if no more messages will come.
         """
         while (found := self.find(position)) is None and not self._ended:
             self._changed = self._changed or asyncio.Event()
@@ -516,7 +522,7 @@ class OutputLog:
         return found
 
     def find(self, position: int) -> tuple[int, ServerMessage] | None:
-        """Return what ``get`` would return without waiting; None if it would wait."""
+        """Return what ``get`` returns, but None instead of waiting."""
         index = max(0, position - self._first)
         return (self._first + index + 1, self._kept[index].message) if index < len(self._kept) else None
 
@@ -532,10 +538,10 @@ class OutputLog:
     # saved
 
     def saved(self) -> SavedOutput:
-        """Return the unsent messages and the journal, both without those OF_THE_MOMENT, and the counters.
+        """Return the waiting and the kept messages, both without those OF_THE_MOMENT, and the counters.
 
-        A log with a ``gate`` is saved often: of its journal only the newest SAVED_BYTES are returned, unless the log
-        is stored for readers.
+        A log with a ``gate`` is saved often: of its kept messages only the newest SAVED_BYTES are returned, unless the
+        log is stored for readers.
         """
         forgotten, first = self._forgotten, 0
         held = self.held
@@ -553,7 +559,7 @@ class OutputLog:
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Continue another log. Raises what ``SavedMessage.restored`` and ``StoredBytes.take`` raise."""
+        """Take over the state of a saved log. Raises what ``SavedMessage.restored`` and ``StoredBytes.take`` raise."""
         kept = [(told.restored(), number) for told, number in saved.kept]
         costs = [message_cost(message) for message, _ in kept]
         waiting = [(one, message_cost(one), 0) for one in (told.restored() for told in saved.waiting)]
@@ -570,9 +576,9 @@ class OutputLog:
         self._next_output, self._forgotten, self._first = saved.next_output, saved.forgotten, saved.first
 
     def receive(self, last_output: int, unsent: Sequence[OutputChunk]) -> None:
-        """Bring a restored log up to date: the client has received outputs since, up to ``last_output``.
+        """Bring a restored log up to date: after it was saved, the client received outputs up to ``last_output``.
 
-        ``unsent`` are outputs that were made since, and that the client lacks.
+        ``unsent`` are outputs that were made after the log was saved and that the client lacks.
         """
         while self._messages and self._next_output <= last_output:
             message, cost, _ = self._messages.popleft()
@@ -589,7 +595,7 @@ class OutputLog:
         return None if self.full_since is None else self.full_since + self._write_timeout
 
     def handle_timer(self, now: float) -> None:
-        """Raise SlowConsumer if the log has been full for ``write_timeout``."""
+        """Raise SlowConsumer if the log has been full for ``write_timeout`` seconds."""
         if self.full_since is not None and now >= self.full_since + self._write_timeout:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds")
 
@@ -635,16 +641,19 @@ ASR_TIMEOUT_SEC: Final = 30.0
 
 
 class SumsUp:
-    """What sums up long talks in the background, see ``sessions.summaries``. This one does nothing."""
+    """Summarises the older part of long conversations in the background.
+
+    This base class does nothing; see Summaries.
+    """
 
     def disturb(self, conversation: Conversation) -> None:
-        """Give way: in this conversation somebody speaks, or an answer is due."""
+        """Interrupt the work for this conversation: somebody speaks, or an answer is due."""
 
     def note_quiet(self, conversation: Conversation) -> None:
-        """Note that in this conversation nobody speaks, and no answer is due."""
+        """Note that nobody speaks in this conversation, and no answer is due."""
 
     def forget(self, conversation: Conversation) -> None:
-        """Do nothing more for a conversation, which ends."""
+        """Stop all work for a conversation, which ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -676,7 +685,7 @@ class RequestWarning(Struct, frozen=True):
 
 
 class InputHeard(Struct, frozen=True):
-    """All input before a position has been heard, and what that led to was sent: see ``TurnListener.mark``."""
+    """Says that all input before a mark was judged and all its consequences were sent: see ``TurnListener.mark``."""
 
 
 ServerMessage: TypeAlias = (
@@ -721,7 +730,7 @@ ERROR_OVERHEAD_BYTES: Final = 512
 
 
 def message_cost(message: ServerMessage) -> int:
-    """Return the bytes that a message is charged with while it is held: an estimate that is cheap to make."""
+    """Return the bytes that a message is charged with while it is held: an estimate that is quick to compute."""
     if type(message) is OutputChunk:
         size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
         if message.logprobs:
@@ -786,8 +795,9 @@ class _SavedFinal(Struct, kw_only=True, omit_defaults=True):
 class SavedMessage(Struct, omit_defaults=True):
     """A message of the server in a form that can be written to bytes.
 
-    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error that the
-    message is, or its warnings in order, with None in place of each one that is in ``warnings`` instead.
+    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error if the
+    message is one; otherwise one entry for each of its ``warnings``, in order, None for a warning that is in
+    ``warnings`` itself.
     """
 
     kind: str

@@ -125,14 +125,15 @@ FieldNames: TypeAlias = Callable[[str | None], str | None]
 
 
 def as_they_are(param: str | None) -> str | None:
-    """Return ``param``: the FieldNames of a client that writes ``session_config`` itself."""
+    """Return ``param`` unchanged: the FieldNames of a client that writes ``session_config`` itself."""
     return param
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """A sentence that is said unasked; ``language`` is the primary subtag of RFC 5646, None for that of the voice.
+    """A sentence that is said unasked.
 
-    ``field`` is the field of ``session_config`` that the text is from; None if the client did not write it.
+    ``language`` is a primary subtag of RFC 5646; None means the language of the voice. ``field`` is the field of
+    ``session_config`` that has the text; None if the client did not write it.
     """
 
     text: str
@@ -141,12 +142,12 @@ class Remark(msgspec.Struct, frozen=True):
     field: str | None = None
 
     def name_of(self, param: str | None) -> str | None:
-        """Return the configuration's name for a field in an engine's error: the remark is the engine's input text."""
+        """Return ``field`` in place of ``text``, an engine's name for its input: the remark is that input."""
         return self.field if param == "text" else param
 
     @property
     def kept(self) -> bool:
-        """Whether the history keeps it. A filler would stand between a call and its result there."""
+        """Whether the history keeps the remark. It keeps no filler, which would come between a call and its result."""
         return self.why is not StartTrigger.FILLER
 
 
@@ -163,14 +164,14 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
-    #: The format of its audio, and whether input after its start extends it; whether a request of nothing but tool
-    #: results starts at its end only; its input.
+    #: The format of its audio; whether input after its start extends it; whether it starts only at its end if it has
+    #: only tool results; and its input.
     audio: AudioFormat
     mode: InputMode
     results_wait: bool
     input: SavedRequestInput
-    #: What started it, and the number of that chunk; None before. The input that the engine was given since then, and
-    #: whether that is all.
+    #: What triggered its start, and the number of that chunk; None before the start. The input that the engine was
+    #: given since then, and whether that is all.
     trigger: StartTrigger | None
     started_by: int | None
     given: list[InputChunk]
@@ -260,7 +261,8 @@ class Request:
     given: list[InputChunk] | None = None
     #: Whether another server has begun the answer, so that the engine goes on with it.
     restored: bool = False
-    #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
+    #: The numbers of audio outputs that the client has received from another server, and that are not in the log; see
+    #: ``await_unknown``.
     unknown_audio: tuple[int, ...] = ()
     #: How the text of a spoken answer ended, if the engine has told all of it, and goes on to speak.
     text_end: Finished | None = None
@@ -295,7 +297,7 @@ class Request:
     unsent: list[TranscriptOutput] = field(default_factory=list)
     #: The latest transcript, while it is interim.
     interim: TranscriptOutput | None = None
-    #: Whether the history has what it leaves.
+    #: Whether the request has entered the history.
     remembered: bool = False
     #: The charge for what it holds besides the bytes that the stream counts; None while that is little.
     share: Share | None = None
@@ -317,23 +319,23 @@ class Request:
 
     @property
     def speaks(self) -> bool:
-        """Whether the user may still be speaking in it: speech has opened or joined it, and its input is open."""
+        """Whether the user may still be speaking: speech has opened or joined the request, and its input is open."""
         return self.turn_id is not None and self.session.input_open
 
     # state
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the engine has all the input it will get; what follows is only counted (InputMode.SNAPSHOT)."""
+        """Whether the engine has all the input that it will get; later input is only counted (InputMode.SNAPSHOT)."""
         return self.started is not None and self.session.settings.mode is InputMode.SNAPSHOT
 
     @property
     def tells(self) -> bool:
-        """Whether it is a telling: the prompt is no message of the user."""
+        """Whether the request is a telling: its prompt is no message of the user."""
         return self.started is not None and self.started.trigger is StartTrigger.TELLING
 
     def start(self, event: GenerationStarted) -> None:
-        """Hand the input over to the engine's queue, as the start policy has fired. The request then waits."""
+        """Give the input to the engine's queue, as the start policy has fired. The request is WAITING then."""
         self._set_state(RequestState.WAITING)
         self.started = event
         if self.given is not None:
@@ -347,53 +349,56 @@ class Request:
             self._order = TimestampOrder(settings.alignment_window_ms, event.chunks)
 
     def begin_answer(self, *, held_back: bool = False) -> None:
-        """Note that the engine gets the request. ``held_back``: see ``hold_back``."""
+        """Note that the engine now gets the request. ``held_back``: see ``hold_back``."""
         self.held_back = held_back
         self._set_state(RequestState.ANSWERING)
 
     def hold_back(self) -> None:
-        """Write nothing of the answer until ``let_speak``: something of earlier requests comes first."""
+        """Send nothing of the answer until ``let_speak``: finals or words of earlier requests must come first."""
         self.held_back = True
         self._note_silence()
 
     def let_speak(self) -> None:
-        """Let the answer be written: nothing of earlier requests comes before it any more."""
+        """Let the answer be sent: nothing of earlier requests must come first any more."""
         self.held_back = False
         self._note_silence()
 
     def hold(self, withdrawn: Sequence[OutputChunk]) -> None:
-        """Hold the answer, which speech interrupts: until ``go_on`` nothing of it is sent, and it does not end.
+        """Hold the answer, which speech interrupts: until ``go_on`` nothing of the answer is sent, and it does not end.
 
-        ``withdrawn`` are outputs, the latest of the answer, that were taken back from the outbox.
+        ``withdrawn`` are the latest outputs of the answer, which were taken back from the outbox.
         """
         self._set_state(RequestState.HELD)
         self.ledger.hold(self.entry, withdrawn, cost=sum(map(message_cost, withdrawn)), now=self.timeline.now())
 
     def go_on(self) -> list[OutputChunk]:
-        """Let a held answer go on, as the speech had no words. Returns the outputs to send first, with old numbers."""
+        """Let a held answer go on, as the speech had no words.
+
+        Returns the withdrawn outputs to send first, not renumbered.
+        """
         self._set_state(RequestState.ANSWERING)
         return self.ledger.go_on(self.entry, self.timeline.now())
 
     def is_aside(self, onset: Onset) -> None:
-        """Note that an uncertain onset has opened it: nothing of it is written until ``is_sure``."""
+        """Note that an uncertain onset has opened the request: nothing of it is sent until ``is_sure``."""
         self.onset = onset
         self._note_silence()
 
     def is_sure(self) -> None:
-        """Note that the onset is confirmed: it is a request like any other."""
+        """Note that the onset is confirmed: from now on this is a request like any other."""
         self.onset, self.barges_in = None, True
         self._note_silence()
 
     def interrupt_held(self, held: HeldAnswer) -> None:
-        """Note that its speech has interrupted an answer, which is held."""
+        """Note that the speech of this request has interrupted another answer, which is held."""
         self.holds, self.barges_in = held, True
 
     def note_lull(self, lull: SpeechLull | None) -> None:
-        """Note what is measured of its speech over an answer, which is quiet; None: the voice goes on."""
+        """Note the measurements of this request's speech over an answer. None: the voice goes on after a lull."""
         self.lull = lull
 
     def withdraw(self) -> None:
-        """Take the request back, as its onset was no turn: it leaves nothing. ``release`` must follow."""
+        """Withdraw the request, as its onset was no turn: it leaves nothing behind. ``release`` must follow."""
         self.onset, self.answerable = None, False
         self._set_state(RequestState.FINISHED)
         self.session.cancel()
@@ -402,12 +407,12 @@ class Request:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing of the answer may be written now, and it may not end."""
+        """Whether the answer must neither be sent nor end for now: it is held, held back, or its onset is uncertain."""
         held = self.held_back or self.onset is not None or self.state is RequestState.HELD
         return held and not self.cut.made
 
     async def released(self) -> None:
-        """Wait while the answer is held, held back, or to an uncertain onset."""
+        """Wait until the answer is not ``silent``."""
         while self.silent:
             await self._released.wait()
 
@@ -416,14 +421,14 @@ class Request:
         self._set_state(RequestState.ANSWERED)
 
     def fail(self, error: OmniError) -> None:
-        """Record the error that prevents a whole answer. ``finish`` must follow, at once or in the queue's order."""
+        """Note the error that ends the answer early. ``finish`` must follow, immediately or in the queue's order."""
         self._set_state(RequestState.FAILED)
         self.error, self.answerable = error, False
 
     def cancel(self, *, by: Request | None = None) -> None:
         """Cancel the request, and drop its input and error. ``by`` is the request that interrupts it; None without one.
 
-        ``finish`` must follow, at once or in the order of the queue.
+        ``finish`` must follow, immediately or in the order of the queue.
         """
         if self.state is RequestState.CANCELLED:
             return
@@ -440,11 +445,11 @@ class Request:
         self._note_silence()
 
     def finish(self) -> None:
-        """Note that its final is in the outbox. ``release`` must follow, at once or when its words are known."""
+        """Note that the final is in the outbox. ``release`` must follow, immediately or when the words are known."""
         self._set_state(RequestState.FINISHED)
 
     def release(self) -> None:
-        """Release what the request holds. Idempotent."""
+        """Release the memory and timers of the request. Idempotent."""
         self.input.discard()
         if self.share is not None:
             self.share.resize(0)
@@ -471,7 +476,7 @@ class Request:
     # saved
 
     def saved(self) -> SavedRequest:
-        """Return what another server needs to answer the request. An answer that is held counts as interrupted."""
+        """Return what another server needs to answer the request. A held answer is saved as an interrupted one."""
         started = self.started
         return SavedRequest(
             request_id=self.request_id,
@@ -506,9 +511,10 @@ class Request:
         )
 
     def restore(self, saved: SavedRequest) -> int:
-        """Take over the state of a saved request, whose answer goes on. Returns the bytes that wait for the engine.
+        """Take over the state of a saved request, whose answer goes on here.
 
-        Raises LookupError for an error that this server does not know.
+        Returns the bytes of input that wait for the engine. Raises LookupError for an error that this server does not
+        know.
         """
         self.number, self.turn_id, self.remark = saved.number, saved.turn_id, saved.remark
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
@@ -543,19 +549,20 @@ class Request:
         self.number = number
 
     def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:
-        """Note that the input is complete as it opens.
+        """Note that the input is complete from the start.
 
-        ``input_kept`` and ``answer_kept``: the history keeps the input, and the answer. ``context`` is what the engine
-        sees in place of the history.
+        ``input_kept``, ``answer_kept``: whether the history keeps the input, and the answer. ``context`` is what the
+        engine sees in place of the history.
         """
         kept = {"user": input_kept, "assistant": answer_kept}
         self.entry.leave_out([role for role in kept if not kept[role]])
         self.context = context
 
     def see(self, history: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the history for its answer: ``history``, or the earlier one that an answer begun elsewhere has seen.
+        """Return the history for the answer: ``history``, or the one that another server began the answer with.
 
-        It is kept to be saved, as the history may change while an answer is made.
+        If sessions are saved, the request keeps this history, as the conversation's may change while the answer is
+        made.
         """
         if self.given is None:
             return history
@@ -571,21 +578,24 @@ class Request:
         return started
 
     def note_text_end(self, finished: Finished) -> None:
-        """Note that the engine has told all of the text of a spoken answer."""
+        """Note that the engine has written all of the text of a spoken answer."""
         self.text_end = finished
 
     def await_unknown(self, numbers: Iterable[int]) -> None:
-        """Await audio that the client has received from another server, with these numbers."""
+        """Note the numbers of audio outputs that another server sent, and that the log does not have.
+
+        The audio that this server makes next is counted under these numbers.
+        """
         self.unknown_audio += tuple(numbers)
 
     def take_unknown(self) -> int:
-        """Return the number of the next piece of such audio, and await it no longer."""
+        """Remove and return the next of the numbers noted by ``await_unknown``."""
         number, *rest = self.unknown_audio
         self.unknown_audio = tuple(rest)
         return number
 
     def to_announce(self) -> None:
-        """Note that the answer is to be announced, unless it was: the engine has the request."""
+        """Note that the answer is to be announced now, unless it has been: the engine has the request."""
         self.unannounced = not self.announced
 
     def note_announced(self) -> None:
@@ -593,15 +603,15 @@ class Request:
         self.unannounced, self.announced = False, True
 
     def joined_by(self, turn_id: str) -> None:
-        """Note that a speech turn has opened or joined it; only the first turn counts."""
+        """Note that a speech turn has opened or joined the request; only the first turn counts."""
         self.turn_id = self.turn_id or turn_id
 
     def outline(self) -> None:
-        """Shorten the configuration, which may be long, as the ended request is referenced for a while."""
+        """Shorten the configuration, which may be long: the ended request stays in memory for a while."""
         self.config = outline(self.config)
 
     def take_unsent(self) -> list[TranscriptOutput]:
-        """Return the settled transcripts that were not sent, and forget them."""
+        """Return the settled transcripts that were not sent to the client, and forget them."""
         unsent, self.unsent = self.unsent, []
         return unsent
 
@@ -609,28 +619,31 @@ class Request:
 
     @property
     def sees_history(self) -> bool:
-        """Whether the engine sees what earlier requests of the session have left in the history."""
+        """Whether the engine sees the history that earlier requests of the session have left."""
         return self.config.history and self.context is None and self.conversation is not None
 
     @property
     def words_known(self) -> bool:
-        """Whether none of its speech is still being transcribed."""
+        """Whether the transcription of its speech has ended."""
         return not self.spoke or self.words is not WordsKnown.NOT_YET
 
     def know_words(self, words: WordsKnown) -> None:
-        """Note that transcription has ended, and which words are known. Only the first call counts."""
+        """Note that transcription has ended, and which words are known. Only the first call has an effect."""
         if self.words is WordsKnown.NOT_YET:
             self.words = words
             self._tell_words()
 
     def note_remembered(self) -> None:
-        """Note that it has entered the history."""
+        """Note that the request has entered the history."""
         self.remembered = True
         self._tell_words()
 
     @property
     def question_known(self) -> bool:
-        """Whether ``question`` is final. If the answer is cut off, that is so once it has entered the history."""
+        """Whether ``question`` no longer changes.
+
+        If the answer is cut off, that is so once the request is in the history.
+        """
         return self.words_known and (self.remembered or not self.cut.made)
 
     def _tell_words(self) -> None:
@@ -651,7 +664,7 @@ class Request:
             await known.wait()
 
     def hear(self, transcript: TranscriptOutput) -> None:
-        """Take a transcript of the input from the engine."""
+        """Note a transcript of the input from the engine."""
         if transcript.interim:
             self.interim = transcript
             return
@@ -660,24 +673,24 @@ class Request:
         self.unsent.append(transcript)
 
     def language_of(self, words: TranscriptOutput | TranscriptGuess) -> str | None:
-        """Return the language of words of the input: the one that was heard, or that the client named."""
+        """Return the language of recognised words: the one that was heard, or the one that the client named."""
         return heard_language(words.hearing) or spoken_language(self.config.input_audio)
 
     @property
     def wants_silence(self) -> bool:
-        """Whether it is speech that has interrupted an answer, and whose words, all known, mean "stop" and no more."""
+        """Whether the request is speech that interrupted an answer, and all its words only mean "stop"."""
         if not self.barges_in or not self.only_speech:
             return False
         language = self.entry.language or spoken_language(self.config.input_audio)
         return is_stop_word(self.entry.heard.joined(), language or "en")
 
     def settle(self) -> None:
-        """Settle the interim transcript, if there is one: no better one follows."""
+        """Settle the interim transcript, if there is one: no better transcript follows."""
         if self.interim is not None:
             self.hear(replace_struct(self.interim, interim=False))
 
     def interrupts(self, *, by_speech: bool) -> bool:
-        """Return whether it interrupts earlier requests as it opens. ``by_speech``: detected speech opens it."""
+        """Return whether the request interrupts earlier ones as it opens. ``by_speech``: detected speech opens it."""
         detection = self.config.turn_detection
         spares = by_speech and detection is not None and not detection.interrupt_response
         return self.config.overlap == "interrupt" and not spares
@@ -690,7 +703,7 @@ class Request:
         self.speech = KeptSpeech.of(self.ledger, self.session.settings.audio, unwanted=unwanted)
 
     def append(self, chunk: InputChunk) -> None:
-        """Queue a chunk for the engine; after a frozen start, or the end, it is dropped."""
+        """Queue a chunk for the engine. It is dropped if the start was frozen or the input has ended."""
         if self.input.closed:
             return
         self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
@@ -703,7 +716,10 @@ class Request:
         self.input.put_nowait(chunk)
 
     def extend(self, chunk: InputChunk) -> None:
-        """Queue a chunk that arrived after the start; with timestamps, when its time has come."""
+        """Queue a chunk that arrived after the start.
+
+        If chunks have timestamps, it is queued when its time has come.
+        """
         if self.given is not None:
             self.given.append(chunk)
         if self._order is None:
@@ -712,7 +728,7 @@ class Request:
             self._align(self._order.put(chunk, now=asyncio.get_running_loop().time()))
 
     def end_input(self) -> None:
-        """End the input, and queue what waited for its timestamp."""
+        """End the input, and queue the chunks that still wait for their time."""
         if self._order is not None:
             self._align(self._order.take_all())
         self.input.close()
@@ -745,13 +761,16 @@ class Request:
 
     @property
     def waiting_chunks(self) -> int:
-        """Chunks that the engine has not taken."""
+        """The number of chunks that the engine has not read."""
         if self.started is None:
             return self.session.received.chunks
         return self.input.items + (0 if self._order is None else len(self._order))
 
     def check_held(self) -> None:
-        """Charge the overhead of waiting chunks. Raises PayloadTooLarge for too many chunks or tool results."""
+        """Charge the overhead of waiting chunks.
+
+        Raises PayloadTooLarge if there are too many chunks or tool results.
+        """
         received, most = self.session.received, MAX_WAITING_CHUNKS
         if received.tool_results > MAX_TOOL_RESULTS:
             raise PayloadTooLarge(f"a request may have at most {MAX_TOOL_RESULTS} tool results")
@@ -764,7 +783,7 @@ class Request:
             self.charge(waiting + _CHARGED_AT_ONCE)
 
     def charge(self, size: int) -> None:
-        """Charge the memory that the request holds besides the bytes that the stream counts: ``size`` bytes now.
+        """Set to ``size`` the bytes charged for what the request holds besides its input in the stream.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -775,34 +794,34 @@ class Request:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that were sent, in the order in which they began."""
+        """The tool calls that were sent to the client, in the order in which they began."""
         return self.entry.tool_calls
 
     @property
     def question(self) -> Message:
-        """The user's message in it, as far as its words are known."""
+        """The user's message of this request, as far as its words are known."""
         return self.ledger.question(self.entry)
 
     @property
     def leaves_answer(self) -> bool:
-        """Whether the history would keep anything besides the user's words, if the answer was cut off now."""
+        """Whether the history would keep anything besides the user's words if the answer was cut off now."""
         return self.ledger.leaves_answer(self.entry, self.timeline.now())
 
     @property
     def asks(self) -> bool:
-        """Whether the last sentence that was heard of its held answer is a question."""
+        """Whether the user has last heard a question from the answer."""
         return has_asked(self.ledger, self.entry, self.timeline.now())
 
     @property
     def player(self) -> PlayerStatistics:
-        """How well the client's playback of the answer kept up."""
+        """Statistics of how well the client's playback of the answer kept up."""
         return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
     def enter_history(self, *, whole: bool, audio_ms: float = 0) -> None:
-        """Enter the history. Call it once: it hands over the kept speech.
+        """Enter the history. Call this once, as it hands over the kept speech.
 
-        ``whole`` says that the engine came to its own end; ``audio_ms`` is the length of the audio as the engine
-        decoded it, 0 if it did not report that.
+        ``whole``: the engine ended the answer itself. ``audio_ms`` is the length of the input audio as the engine
+        decoded it; 0 if the engine did not report it.
         """
         entry, kept, speech, unknown = self.entry, self.speech, None, False
         if entry.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:
@@ -814,7 +833,7 @@ class Request:
         self.ledger.finish(entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
 
     def due_ms(self, start_ms: float) -> float:
-        """Return the milliseconds until the audio at ``start_ms`` of the answer is played."""
+        """Return the milliseconds until the client plays the audio at ``start_ms`` of the answer."""
         return self.ledger.due_ms(self.entry, start_ms, self.timeline.now())
 
     # the engine
@@ -826,7 +845,7 @@ class Request:
         earlier: EarlierParts | None = None,
         warn: Callable[[OmniError], None] = lambda error: None,
     ) -> GenerationRequest:
-        """Return the request as the engine gets it; the user's message begins with ``earlier``."""
+        """Return the GenerationRequest for the engine; the user's message begins with ``earlier``."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         language = spoken_language(config.input_audio)
@@ -871,21 +890,21 @@ class Request:
 
     @property
     def without_audio(self) -> bool:
-        """Whether it is the only request of its session, as over HTTP, and its whole input has come, without audio."""
+        """Whether the request is the only one of its session (HTTP), and its whole input has come, without audio."""
         if self.conversation is not None or self.spoke or self.session.input_open:
             return False
         return not self.session.received.has_audio
 
     @property
     def input_usage(self) -> Usage:
-        """The usage of an answer of which nothing was generated."""
+        """The usage of an answer for which nothing was generated."""
         return Usage(input_audio_ms=round(self.session.received.audio_ms))
 
     def usage(self, reported: Usage | None) -> Usage:
         """Return the usage for the final.
 
-        ``reported`` is that of the engine, at its own end. If the answer was cut short, it is None, and the engine's
-        meter counts; if it has none either, the words of the input and the output do.
+        ``reported`` is the usage that the engine gave with its own end; None if the answer was cut short. Then the
+        engine's meter is read; if it has nothing, the words of the input and of the output are counted.
         """
         audio_ms = reported.input_audio_ms if reported is not None else round(self.session.received.audio_ms)
         reported = (
@@ -902,7 +921,7 @@ class Request:
 
 
 def as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool without the field ``async``, which is the session's, and which a model's server may refuse."""
+    """Return a tool without its field ``async``: only sessions know that field, and a model's server may refuse it."""
     return {name: value for name, value in tool.items() if name != "async"} if "async" in tool else tool
 
 
@@ -920,13 +939,12 @@ SPEECH_OVERHEAD_BYTES: Final = 64
 class KeptSpeech:
     """The audio of one request's input, kept for the history until its words are known.
 
-    ``audio`` is the format of chunks that name none.
-
-    What is kept is charged to ``budget``, up to half of it: the rest is for input that the engine has not taken.
+    ``audio`` is the format of chunks that name none. The kept bytes are charged to ``budget``, of which they may fill
+    half: the rest is for input that the engine has not read.
     """
 
     def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
-        """``unwanted`` is the reason why no audio can be kept, if that is known before any has come."""
+        """``unwanted`` is the reason why no audio can be kept, if that is known before any has arrived."""
         #: Whether there was any audio.
         self.began = False
         #: Why it is not kept; None while it is.
@@ -972,10 +990,10 @@ class KeptSpeech:
             self._runs[-1][1].append(payload)
 
     def hand_over(self, *, audio_ms: float) -> Speech | None:
-        """Return what is kept, and keep it no longer; None if it was lost.
+        """Return the kept audio, and keep it no longer; None if it was lost.
 
-        The caller then owes ``Speech.held_bytes`` to the budget. ``audio_ms`` is the length as the engine decoded it;
-        0 if that is not known.
+        The caller then owes ``Speech.held_bytes`` to the budget. ``audio_ms`` is the length as the engine decoded it; 0
+        if that is not known.
         """
         if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
             self._lose("it exceeds the history's token limit")
@@ -988,7 +1006,7 @@ class KeptSpeech:
         return speech
 
     def release(self) -> None:
-        """Drop what is kept, and refund it. Idempotent."""
+        """Drop the kept audio, and refund its bytes. Idempotent."""
         self._lose("it was released")
 
     def _lose(self, reason: str) -> None:

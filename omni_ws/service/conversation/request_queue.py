@@ -69,8 +69,8 @@ class RequestQueue:
     """The requests of a conversation: gives the first to the engine, and every request exactly one final.
 
     Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, one that is
-    cancelled while it is answered, and all that another request interrupts have their finals at once. The next answer
-    waits until the engine has released the one before.
+    cancelled while it is answered, and all that another request interrupts have their finals immediately. The next
+    answer waits until the engine's call for the one before has ended.
 
     The user's words are not lost with an answer. If an answer is cut off before all speech of its request is
     transcribed, the engine goes on with the transcription alone, as a *cut turn* (CutTurns), while it works on the next
@@ -79,14 +79,14 @@ class RequestQueue:
 
     With ``interrupt_resume``, speech only holds the answer that it interrupts, and the engine begins with the new
     request. If the new request has words, or anything else happens, the held answer is cancelled before anything of the
-    new one is written. If it has no words, it has its final, and the held answer goes on. If that is not known for too
-    long, the held answer goes on before, and words still cancel it.
+    new one is sent. If the new request has no words, it has its final, and the held answer goes on. If that stays
+    unknown for too long, the held answer goes on meanwhile, and words still cancel it.
 
-    With ``duck``, a request that an uncertain onset opens is *aside* (``listen_aside``): the engine works on it, to
-    recognise it, beside the answer that goes on, and it is not in ``requests``. ``take_in`` makes it a request like any
-    other, which interrupts; ``withdraw`` drops it.
+    With ``duck``, a request that an uncertain onset opens is *aside* (``listen_aside``): the engine recognises its
+    speech while the answer goes on, and it is not in ``requests``. ``take_in`` makes it a request like any other, which
+    interrupts; ``withdraw`` drops it.
 
-    An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
+    An error is sent before the final of its request. If the error ends the session, ``run`` raises it after that final.
 
     ``patience`` is how many seconds the words of a cut turn are waited for. ``progressed`` is called when the engine
     has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of a
@@ -123,7 +123,7 @@ class RequestQueue:
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
-        #: The request of an uncertain onset.
+        #: The aside request: that of an uncertain onset.
         self._aside: Request | None = None
         #: Whether ``run`` has ended, or is about to.
         self._stopped = False
@@ -150,7 +150,7 @@ class RequestQueue:
     def stopped_by_cancel(self) -> Request | None:
         """The request that a cancel without a request id stops: the one whose answer is under way, or about to begin.
 
-        If there is none, the newest cut turn without a final. None if there is none of either.
+        If there is none, the newest cut turn without a final; None if there is no such turn either.
         """
         first = next(iter(self.waiting), None)
         if first in self._answers:
@@ -172,7 +172,10 @@ class RequestQueue:
     # saved
 
     def saved(self) -> SavedQueue:
-        """Return the requests without a final, and the counters. Transcription after a final is given up."""
+        """Return the requests without a final, and the counters.
+
+        Transcription that goes on after a final is given up.
+        """
         return SavedQueue(
             requests=[request.saved() for request in self.requests],
             opened=self.opened,
@@ -181,7 +184,7 @@ class RequestQueue:
         )
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
-        """Continue another queue, with ``requests`` made from ``saved.requests``."""
+        """Take over the state of a saved queue, with ``requests`` made from ``saved.requests``."""
         self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output, late=saved.late)
         for request in requests:
             self._sequencer.open(request.request_id)
@@ -198,7 +201,7 @@ class RequestQueue:
         return self._sequencer.next_sequence_id
 
     def number_from(self, next_output: int) -> None:
-        """Number outputs from ``next_output`` on, as another server has made those before."""
+        """Number outputs from ``next_output`` on, as another server has sent those before."""
         self._sequencer.number_from(next_output)
 
     # requests
@@ -212,7 +215,7 @@ class RequestQueue:
     def append(self, request: Request, *, before_results: bool = False) -> None:
         """Queue a request. Call ``wake`` when it has started or failed.
 
-        ``before_results``: the request is answered before tool results that nobody has begun to tell.
+        ``before_results``: the request is answered before requests of tool results whose answers have not begun.
         """
         if self._held is not None and self._held.by is not request and not waits_to_tell(request):
             self._give_up()
@@ -229,12 +232,12 @@ class RequestQueue:
         self._aside = request
 
     def take_in(self, request: Request) -> None:
-        """Make the request aside one like any other, as its onset is confirmed; ``interrupt`` and ``append`` follow."""
+        """Make the aside request a normal request: its onset is confirmed. ``interrupt`` and ``append`` follow."""
         self._aside = None
         request.is_sure()
 
     def withdraw(self, request: Request) -> None:
-        """Drop the request aside, as if it had never been: its onset was no turn."""
+        """Drop the aside request as if it had never opened: its onset was no turn."""
         self._aside = None
         self._sequencer.withdraw(request.request_id)
         request.withdraw()
@@ -247,7 +250,7 @@ class RequestQueue:
     def announce_remark(self, request: Request, remark: Remark) -> None:
         """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
 
-        By its ``response_started`` a client knows that the answer belongs to none of its requests.
+        From its ``response_started`` a client knows that the answer belongs to none of its own requests.
         """
         started = request.say_unasked(remark)
         self._outbox.put_nowait(started_frame(request))
@@ -257,10 +260,10 @@ class RequestQueue:
         self._wake.set()
 
     def interrupt(self, *, by: Request, has_words: bool = False) -> None:
-        """Cancel requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
+        """Cancel open requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
 
-        Tool results that nobody has begun to tell stay, and are told after the answer to ``by``. ``has_words``: it is
-        known to have words, so that nothing is held.
+        Requests of tool results whose answers have not begun stay, and are answered after ``by``. ``has_words``: the
+        speech of ``by`` is known to have words, so that nothing is held.
         """
         self._put_off_telling(by)
         if not has_words and self._may_hold(by):
@@ -272,7 +275,7 @@ class RequestQueue:
                 self.cancel(earlier, by=by)
 
     def _put_off_telling(self, by: Request) -> None:
-        """Cancel a telling of which nothing was heard, as the user speaks: it waits for another pause."""
+        """If the user speaks, cancel a telling of which nothing was heard yet: it waits for another pause."""
         for earlier in self.waiting if by.timeline.by_speech else ():
             if earlier.tells and not self._ledger.has_heard(earlier.entry, by.timeline.now()):
                 self.cancel(earlier, by=by)
@@ -285,9 +288,9 @@ class RequestQueue:
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """Cancel a queued request; ``by`` is the request that interrupts it, if one does.
 
-        A request that is being answered has its final at once, and its unsent outputs are dropped; only if it is
-        interrupted while its words are still being transcribed, the final waits for them. A waiting request that a
-        client cancels has its final in its turn.
+        A request that is being answered has its final immediately, and its unsent outputs are dropped; only if it is
+        interrupted while its words are still being transcribed does the final wait for them. A waiting request that a
+        client cancels has its final in the order of the queue.
         """
         if request in self._cut:
             self._cut.hurry(request, now=self._now())
@@ -307,7 +310,7 @@ class RequestQueue:
         self._wake.set()
 
     def withdraw_wordless(self, request: Request) -> None:
-        """Cancel a request whose input has ended, and in which nobody has said a word: it is not transcribed."""
+        """Cancel a request whose input has ended and in which nobody has said a word: it is not transcribed."""
         request.know_words(WordsKnown.ALL)
         if request in self.requests:
             self.cancel(request)
@@ -320,7 +323,8 @@ class RequestQueue:
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         """End a request: write its error, if it has one, and its final, and release the request. Idempotent.
 
-        ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the engine's own end.
+        ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the Finished of the
+        engine.
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
@@ -356,7 +360,7 @@ class RequestQueue:
         self._wake.set()
 
     def refuse(self, request: Request, error: OmniError) -> None:
-        """End a request at once with an error of its input."""
+        """End a request immediately with an error of its input."""
         request.fail(error)
         self.end(request, FinishReason.ERROR)
         if (answer := self._answers.get(request)) is not None:
@@ -387,7 +391,7 @@ class RequestQueue:
         self._released(request)
 
     def end_all(self, reason: FinishReason) -> None:
-        """Write the finals of all requests at once, as the session ends."""
+        """Write the finals of all requests, without waiting for anything, as the session ends."""
         self._cut.give_all_up(now=self._now())
         self._settle()
         for request in tuple(self.requests):
@@ -417,14 +421,14 @@ class RequestQueue:
         self._settle()
 
     def _hears_on(self, request: Request) -> bool:
-        """Return whether words of a request that is cut off are still to come from the engine."""
+        """Return whether the engine will transcribe the rest of a request's speech after its answer is cut off."""
         able = self._engine.capabilities
         if request.words_known or not able.transcripts or request.started is None or request.without_audio:
             return False
         return able.hears_on or able.transcribes_first or request.config.task is Task.TRANSCRIBE
 
     def _settle(self) -> None:
-        """Do what is due about cut turns, and let requests that waited for them send their answers."""
+        """Do the steps that are due for cut turns, and let requests that waited for these turns send their answers."""
         for due, request in self._cut.due(now=self._now()):
             match due:
                 case Due.GIVE_UP:
@@ -452,7 +456,7 @@ class RequestQueue:
         self._wake.set()
 
     def _words_over(self, request: Request) -> None:
-        """Note that the engine is done with a cut turn."""
+        """Note that the engine has ended the transcription of a cut turn."""
         self._hearing.pop(request, None)
         request.know_words(WordsKnown.NEVER)
         if self._cut.known(request):
@@ -460,7 +464,7 @@ class RequestQueue:
         self._wake.set()
 
     def _speak_or_wait(self, request: Request) -> None:
-        """Let a request that the engine works on send its answer, or hold it back for cut turns before it."""
+        """Let a request that the engine works on send its answer, or hold it back until earlier cut turns are done."""
         if not request.answering and not request.unannounced:
             return  # the engine has not begun with it
         if self._cut.before(request):
@@ -490,7 +494,7 @@ class RequestQueue:
     # an answer that is held
 
     def _may_hold(self, by: Request) -> bool:
-        """Return whether the answer in progress may go on later, if ``by``, which interrupts it, has no words."""
+        """Return whether the answer in progress can be held, and can go on if ``by`` turns out to have no words."""
         detection = by.config.turn_detection
         if detection is None or not detection.interrupt_resume or not by.timeline.by_speech:
             return False
@@ -518,7 +522,7 @@ class RequestQueue:
         return held
 
     def _give_up(self) -> None:
-        """Cancel the answer that is held: the turn that interrupted it has words, or another request opens."""
+        """Cancel the held answer: the turn that interrupted it has words, or another request opens."""
         held = self._held
         if held is None:
             return
@@ -529,7 +533,7 @@ class RequestQueue:
             self.cancel(held.request, by=held.by)
 
     def _go_on(self, held: HeldAnswer) -> None:
-        """Let the held answer go on, as the turn had no words. The audio that was not heard is sent again first."""
+        """Let the held answer go on, as the turn had no words. Audio that was not heard is sent again first."""
         self._let_go(held.request)
         if not held.resumed:
             self._send_rest(held.request)
@@ -540,7 +544,7 @@ class RequestQueue:
             self._outbox.put_nowait(replace(chunk, sequence_id=number))
 
     def _begin_beside(self) -> None:
-        """Let the engine begin with the turn over an answer that is held, or goes on, to learn whether it has words."""
+        """Give the engine the turn over an answer that is held or goes on, to learn whether the turn has words."""
         if self._aside is not None and self._aside.state is RequestState.WAITING and self._may_listen(self._aside):
             self._begin(self._aside)
         if self._held is None or self._held.by.state is not RequestState.WAITING:
@@ -551,7 +555,10 @@ class RequestQueue:
             self._held.look_later(self.wake)
 
     def _may_listen(self, request: Request) -> bool:
-        """Return whether the engine may begin with the request aside: what it sees will not change by confirming it."""
+        """Return whether the engine may begin with the aside request.
+
+        It may not if the history that the request sees would change when its onset is confirmed.
+        """
         waiting = self.waiting
         if request.session.settings.mode is InputMode.SNAPSHOT or len(waiting) > 1:
             return False
@@ -560,7 +567,7 @@ class RequestQueue:
         return self._may_begin(request)
 
     def _answer_under(self, request: Request) -> Request | None:
-        """Return the request whose answer ``request`` has interrupted, and that is held, or interrupts if confirmed."""
+        """Return the request whose answer is held, or goes on, while ``request`` is spoken; None without one."""
         if self._held is not None and self._held.by is request:
             return self._held.request
         if self._aside is request:
@@ -622,17 +629,17 @@ class RequestQueue:
                 self._over(first)
 
     def _over(self, request: Request) -> None:
-        """End a request that has been answered, or will not be."""
+        """End a request whose answer has ended, or that gets none."""
         self.end(request, FinishReason.CANCELLED)
         if request.error is not None and ends_session(request.error):
             self._failure = request.error
         self._wake.set()
 
     def _may_begin(self, request: Request) -> bool:
-        """Return whether the engine may begin with a request: the history that it sees is complete.
+        """Return whether the engine may begin with a request, as the history that the request sees is complete.
 
-        Turns with which its own message begins (EarlierTurns) may still be being transcribed. A request of nothing but
-        tool results waits while the user speaks: its answer would talk over the user.
+        Turns with which the request's own message begins (EarlierTurns) may still be being transcribed. A request that
+        has only tool results waits while the user speaks: its answer would talk over the user.
         """
         if request.session.only_results and any(one.speaks for one in self.waiting):
             return False
@@ -727,19 +734,19 @@ class RequestQueue:
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """Wait for the end of input that the engine does not use, as the usage in the final includes its size."""
+        """Wait for the end of input that the engine does not use: the final states its size."""
         request.await_rest_of_input()
         self._progressed()
         await request.input_ended.wait()
 
 
 def waits_to_tell(request: Request) -> bool:
-    """Return whether a request has nothing but results of tools, and its answer has not begun."""
+    """Return whether a request has only tool results, and its answer has not begun."""
     return request.session.only_results and request.state in (RequestState.OPEN, RequestState.WAITING)
 
 
 async def _over(answer: asyncio.Task[None]) -> None:
-    """Wait for the end of an answer's task. If cancelled meanwhile, cancel that task, and wait for its end."""
+    """Wait for the end of an answer's task. If this call is cancelled, cancel the task, and still wait for its end."""
     try:
         await asyncio.wait([answer])
     finally:
@@ -788,9 +795,9 @@ async def say_remark(
 
 
 class _SpokenRemark(OutputFilter):
-    """An OutputFilter that passes the speech of a remark. With the first audio its text enters the history.
+    """An OutputFilter that passes the speech of a remark. With the first audio, ``text`` enters the history.
 
-    ``text`` is None if it has entered already.
+    ``text`` is None if it is in the history already.
     """
 
     def __init__(self, out: OutputWriter, entry: LedgerEntry, text: str | None) -> None:
@@ -809,7 +816,10 @@ class _SpokenRemark(OutputFilter):
 
 
 class WakeUp:
-    """An event like asyncio.Event, for a single waiter: without a deque, of which each session would hold 760 bytes."""
+    """An event like asyncio.Event, for a single waiter.
+
+    It lacks the deque that would take 760 bytes in each session.
+    """
 
     __slots__ = ("_set", "_waiter")
 

@@ -1,16 +1,16 @@
-"""What is summed up of a long talk, when, and how: by rules, or with which words a model is asked for it.
+"""Notes that sum up the older part of a long conversation: when they are due, and how they are made.
 
-Notes have one fact a line. They stay as they are, so that what was said at the beginning is not told over and over;
-only if they have become too long, they are made shorter. Their last line names topics, of which the newest are kept.
+Notes have one fact a line. A line stays as it is, since repeated rewriting would garble what was said at the beginning;
+only when the notes are too long are they shortened. The last line names topics, of which the newest are kept.
 
 **By rules** (``selected``), for a model that shares the cores of one machine: the user's own sentences that are worth
-keeping stand in quotation marks, and those with the least weight go when there are too many. (A small model that
-chooses lines takes all of them, and one that writes notes loses what it rewrites.) A sentence weighs more that tells of
-oneself, of what lasts (family, work, health, appointments, wishes, promises, corrections), and that has numbers, dates
-and names; less if it asks something, or only says what the user thinks of an answer. The words are in
-``worth_keeping.toml``, those of all languages in one: which language a typed text has is not known.
+keeping are quoted, and those with the least weight are dropped when there are too many. (A small model that is asked to
+choose lines takes all of them, and one that writes notes loses facts as it rewrites.) A sentence has more weight if it
+is about the user, about lasting things (family, work, health, appointments, wishes, promises, corrections), or has
+numbers, dates and names; less if it asks something, or only comments on an answer. The words are in
+``worth_keeping.toml``, in one list for all languages, as the language of typed text is not known.
 
-**By a model**, in portions of a few turns, in which it finds more than in a long text.
+**By a model**: it is asked for notes on portions of a few turns, in which it finds more than in a long text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LATIN: Final = "\u024f"
 
 
 def is_readable(message: Message) -> bool:
-    """Whether the rules know the language of a message: the one in which it was spoken, or else its script."""
+    """Whether the rules know the language of a message: the one that was heard; for typed text, its script is Latin."""
     if message.language is not None:
         return message.language in LANGUAGES
     letters: list[str] = _LETTER.findall(message.text[:_LONGEST])
@@ -64,7 +64,7 @@ def is_readable(message: Message) -> bool:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yield the sentences of a text, each with its mark."""
+    """Yield the sentences of a text, each with its punctuation mark."""
     start = 0
     for end in _END.finditer(text):
         if sentence := text[start : end.end()].strip():
@@ -75,30 +75,30 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def says(sentence: str) -> str:
-    """Return a sentence without the words at its beginning that say nothing: "oh, well"."""
+    """Return a sentence without empty words at its beginning: "oh, well"."""
     said = sentence.replace("’", "'")[:_LONGEST]
     lead = _leads().match(said)
     return said if lead is None else said[lead.end() :]
 
 
 def asks(sentence: str) -> bool:
-    """Whether a sentence asks something, or for something."""
+    """Whether a sentence is a question or a request."""
     return _QUESTION.search(sentence) is not None or any(_begins(says(sentence), name) for name in ("open", "asking"))
 
 
 def is_open_question(sentence: str) -> bool:
-    """Whether a sentence is a question that "yes" does not answer."""
+    """Whether a sentence is a question that cannot be answered with "yes"."""
     said = says(sentence).lstrip("¿¡")
     return _QUESTION.search(sentence) is not None and _begins(said, "open")
 
 
 def remarks(sentence: str) -> bool:
-    """Whether a sentence only says what the user thinks of an answer."""
+    """Whether a sentence only comments on an answer."""
     return _begins(says(sentence), "remarks")
 
 
 def weight(sentence: str) -> int:
-    """Return how much a sentence is worth keeping; below KEPT_FROM it is not."""
+    """Return how much a sentence is worth keeping; below KEPT_FROM it is not kept."""
     words: list[str] = _WORD.findall(sentence.replace("’", "'")[:_LONGEST])
     low = [word.casefold() for word in words]
     numbers, dates = _listed("numbers"), _listed("dates")
@@ -111,7 +111,10 @@ def weight(sentence: str) -> int:
 
 
 def _names(words: list[str]) -> int:
-    """Return how many words look like names: those with a capital, behind the first. German nouns count, too."""
+    """Return how many words look like names: those with a capital letter, except the first word.
+
+    German nouns count, too.
+    """
     return sum(word[0].isupper() and word != "I" and not word.startswith("I'") for word in words[1:])
 
 
@@ -210,7 +213,7 @@ _NOTHING: Final = re.compile(r"^\W*(?:none|nothing|n/a|no notes)\b[^:]{0,40}$", 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a history that is summed up, in words by ``estimate_tokens``."""
+    """The sizes by which a history is summed up, in words as ``estimate_tokens`` counts them."""
 
     #: What requests see at most, once there are notes: engines leave out what exceeds the context at its beginning.
     room: int
@@ -223,7 +226,7 @@ class Sizes:
 
 
 def sizes(history: HistoryItems, *, context: int | None, instructions: str) -> Sizes | None:
-    """Return the sizes for a model with a context of so many tokens; None if nothing is summed up."""
+    """Return the sizes for a model with a context of ``context`` tokens; None if the history is not to be summed up."""
     room = history.max_tokens
     if context is not None:
         other = len(instructions) // _CHARACTERS_PER_WORD
@@ -234,7 +237,10 @@ def sizes(history: HistoryItems, *, context: int | None, instructions: str) -> S
 
 
 def next_portion(history: HistoryItems, size: Sizes, *, behind: int = 0) -> tuple[HistoryItem, ...]:
-    """Return the oldest items that are to be summed up, ``behind`` so many that are being summed up; none: all are."""
+    """Return the oldest items to sum up next; none if all are.
+
+    The first ``behind`` items are being summed up already.
+    """
     return history.older(behind=behind, keep=size.kept, most=_PORTION)
 
 
@@ -247,7 +253,7 @@ def may_select(items: Iterable[HistoryItem]) -> bool:
 
 
 def selected(items: Iterable[HistoryItem]) -> str:
-    """Return notes on ``items``: what the user said that is worth keeping, and the topics of questions."""
+    """Return notes on ``items``: the user's sentences that are worth keeping, and the topics of questions."""
     notes: list[str] = []
     topics: list[str] = []
     answered = ""
@@ -267,7 +273,10 @@ def selected(items: Iterable[HistoryItem]) -> str:
 
 
 def _noted(sentence: str, answered: str) -> str:
-    """Return a note of what the user said, perhaps to a question of the assistant; empty if it is not worth one."""
+    """Return a line that quotes the user's ``sentence``; "" if it is not worth a note.
+
+    ``answered`` is the assistant's question that the sentence may answer, which a short answer is quoted with.
+    """
     answers = bool(answered) and 0 < estimate_tokens(says(sentence)) <= _BRIEF
     answers = answers and not asks(sentence) and not remarks(sentence)
     if weight(sentence) < KEPT_FROM and not answers:
@@ -277,7 +286,7 @@ def _noted(sentence: str, answered: str) -> str:
 
 
 def lightened(notes: str, size: Sizes) -> str:
-    """Return notes without what is too much: the oldest topics, then the lines of least weight, the oldest first."""
+    """Return the notes cut to ``size``: the oldest topics go first, then the lines of least weight, oldest first."""
     topics = _newest(_topics(notes), size.notes // 4)
     facts = _facts(notes)
     excess = _words(facts) + _words(topics) - size.notes
@@ -301,21 +310,22 @@ def _weight_of(line: str) -> int:
 
 
 def question(items: Iterable[HistoryItem], *, of_both: bool = True) -> str:
-    """Return what a model is asked for notes on ``items``. With ``of_both`` false it is shown what the user said alone.
+    """Return the prompt that asks a model for notes on ``items``.
 
-    That is less work, and small models take what the assistant says for facts about the user.
+    Without ``of_both`` it has no messages of the assistant. That is less work, and small models take the assistant's
+    words for facts about the user.
     """
     shown = (item for item in items if of_both or item.role in ("user", "tool"))
     return _ASKED.format(talk="\n".join(filter(None, map(_line, shown))))
 
 
 def shorter(notes: str, size: Sizes) -> str:
-    """Return what a model is asked for shorter notes."""
+    """Return the prompt that asks a model to shorten ``notes``."""
     return _ASKED_SHORTER.format(notes="\n".join(_facts(notes)), words=size.notes // 2)
 
 
 def _line(item: HistoryItem) -> str:
-    """Return what is shown of an item."""
+    """Return the line that stands for an item in a prompt; "" if it has no text."""
     message = item.message
     text = " ".join(" ".join(part.text for part in message.parts).split())
     if message.tool_calls:
@@ -327,7 +337,7 @@ def _line(item: HistoryItem) -> str:
 
 
 def _first_words(text: str, most: int) -> str:
-    """Return the beginning of a text with at most so many words, or characters of scripts without blanks."""
+    """Return the first ``most`` words of a text. In scripts without spaces, that many characters."""
     taken: list[str] = []
     for word in text[: most * CHARACTERS_PER_TOKEN].split(" "):
         size = max(1, estimate_tokens(word))
@@ -342,7 +352,7 @@ def _first_words(text: str, most: int) -> str:
 
 
 def read_notes(answer: str) -> str:
-    """Return the notes in a model's answer: one a line, the topics last. Empty if it noted nothing."""
+    """Return the notes in a model's answer: one a line, the topics last; "" if the model noted nothing."""
     facts: list[str] = []
     topics: list[str] = []
     for line in answer[: _MAX_LINES * _MAX_LINE].splitlines():
@@ -356,7 +366,7 @@ def read_notes(answer: str) -> str:
 
 
 def merged(notes: Sequence[str]) -> str:
-    """Return notes of several portions as one: each fact once, and the newest topics."""
+    """Return the notes of several portions as one text: each fact once, and the newest topics."""
     facts: dict[str, str] = {}
     for one in notes:
         for line in _facts(one):
@@ -366,13 +376,13 @@ def merged(notes: Sequence[str]) -> str:
 
 
 def _topics(notes: str) -> list[str]:
-    """Return the topics that notes name."""
+    """Return the topics that the notes list in their last line."""
     lines = ((line, _TOPICS_LINE.match(line)) for line in notes.splitlines())
     return [topic for line, found in lines if found for topic in line[found.end() :].split("; ")]
 
 
 def _newest(topics: Sequence[str], most: int) -> list[str]:
-    """Return a line with the newest topics, of at most so many words; none if there is no topic."""
+    """Return the line of the newest topics, with at most ``most`` words, as a list; empty if there is no topic."""
     newest: list[str] = []
     for topic in reversed(list(dict.fromkeys(topics))):
         if estimate_tokens(" ".join((topic, *newest))) > most:
@@ -382,7 +392,10 @@ def _newest(topics: Sequence[str], most: int) -> list[str]:
 
 
 def fitted(notes: str, answer: str, size: Sizes) -> str:
-    """Return shorter notes: the model's ``answer`` with the topics, or the newest of ``notes`` if it is no shorter."""
+    """Return notes cut to ``size``: the facts of the model's ``answer`` if that is shorter, else those of ``notes``.
+
+    The topics are those of ``notes``. If still too long, the oldest facts are dropped.
+    """
     facts = _facts(notes)
     rewritten = _facts(read_notes(answer))
     taken = rewritten if rewritten and _words(rewritten) < _words(facts) else facts

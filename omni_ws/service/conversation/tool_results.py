@@ -1,4 +1,4 @@
-"""Tool results: which ones a session accepts, and when an input has the results of all calls of an answer."""
+"""Tool results: which of them a session accepts, and when an input has the results of all calls of an answer."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ToolResults:
     """The tool results of one session, matched with the calls in its ledger.
 
     A result of a call that was ``withdrawn`` is dropped. ``reserved`` returns whether the server itself makes a call,
-    or waits for its approval: no client gives its result.
+    or waits for its approval: clients may not send the result of such a call.
 
-    A request that has nothing but tool results starts when its input ends: at the latest when every call of the answer
-    has its result. If other input joins it, it is a request like any other.
+    A request that has only tool results starts when its input ends, at the latest when every call of the answer has its
+    result. If other input joins it, it is a request like any other.
 
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
@@ -75,10 +75,10 @@ class ToolResults:
     def receive(
         self, chunk: InputChunk, stream: InputStream, *, now: float, refuse: Callable[[OmniError], None]
     ) -> Sequence[StreamEvent]:
-        """Take a result that a client has sent. Returns what follows for the input.
+        """Handle a result that a client has sent. Returns the events of the input stream that follow.
 
-        Of a result that is not wanted, only its number and its end of the input count; of that of an async tool, only
-        the number. ``refuse`` is called with the error of a result that is refused. Raises what
+        If the result is not wanted, only its sequence number and its ``end_of_input`` count; if it is that of an async
+        tool, only the number. ``refuse`` is called with the error of a refused result. Raises what
         ``stream.receive_chunk`` raises.
         """
         number = chunk.sequence_id
@@ -104,9 +104,9 @@ class ToolResults:
         return events
 
     def _take(self, chunk: InputChunk) -> bool:
-        """Accept a result that has arrived. Returns False if its call has one already, or was withdrawn.
+        """Accept a result that has arrived. Returns False if its call has a result already, or was withdrawn.
 
-        Raises SessionConflict if the call is not in the history of the session.
+        Raises SessionConflict if the server makes the call, or the call is not in the history of the session.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
@@ -128,9 +128,9 @@ class ToolResults:
         return True
 
     def take_late(self, chunk: InputChunk) -> bool:
-        """Have the result of an async tool told, unless its call has one already, or was withdrawn.
+        """If the result is that of an async tool, have it told, unless the call has a result already, or was withdrawn.
 
-        Returns False if the tool is not async. Raises EngineOverloaded, and InvalidValue if it is not UTF-8.
+        Returns False if the tool is not async. Raises EngineOverloaded; InvalidValue if the result is not UTF-8.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
@@ -152,52 +152,52 @@ class ToolResults:
     # calls of async tools
 
     def watch(self, is_async: Callable[[str], bool], tell: Callable[[str, str, str | None], None]) -> None:
-        """Call ``tell`` with the id of an async call, its result as text, and the client's name, when that arrives.
+        """Have ``tell`` called for each result of an async tool: with the call's id, the text and the client's ``ref``.
 
-        ``is_async`` returns whether an answer that is not over has made an async call of this id. ``tell`` may raise
-        EngineOverloaded.
+        ``is_async`` returns whether the call of this id is one to an async tool, in an answer that is still being made.
+        ``tell`` may raise EngineOverloaded.
         """
         self._is_async, self._tell = is_async, tell
 
     def work(self, call_id: str) -> None:
-        """Note that an answer has ended with a call of an async tool."""
+        """Note that an answer has ended with this call of an async tool, which works from now on."""
         if call_id in self._early:
             del self._early[call_id]
             return
         _note(self._working, call_id)
 
     def works(self, call_id: str) -> bool:
-        """Return whether an async tool still works."""
+        """Return whether this call is to an async tool that still works."""
         return call_id in self._working
 
     def withdrew(self, call_id: str) -> bool:
-        """Return whether nobody wants the result of a call any more."""
+        """Return whether the result of this call is no longer wanted."""
         return call_id in self._withdrawn
 
     def async_calls(self) -> tuple[list[str], list[str], list[str]]:
-        """Return the calls that work, those whose results came early, and those that were withdrawn, for ``go_on``."""
+        """Return the ids of calls that work, whose results came before the answer ended, and that were withdrawn."""
         return [*self._working], [*self._early], [*self._withdrawn]
 
     def go_on(self, working: Iterable[str], early: Iterable[str], withdrawn: Iterable[str]) -> None:
-        """Continue with what ``async_calls`` returned."""
+        """Restore what ``async_calls`` returned."""
         self._working, self._early = dict.fromkeys(working), dict.fromkeys(early)
         self._withdrawn = dict.fromkeys(withdrawn)
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
-        """Want no results of these calls any more, as their request was cancelled."""
+        """Note that results of these calls are no longer wanted, as their request was cancelled."""
         for call in calls:
             _note(self._withdrawn, call.id)
 
     def done(self, call_id: str) -> bool:
-        """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
+        """Return whether a call's result is no longer awaited: it has arrived, maybe behind a gap, or was withdrawn."""
         return call_id in self._withdrawn or call_id in self._waiting or self._has(call_id)
 
     def refused(self, chunk: InputChunk) -> None:
-        """Forget a result that was accepted and then refused for another reason: it may be sent again."""
+        """Forget a result that was accepted here but refused by the input stream: it may be sent again."""
         self._waiting.pop(chunk.tool_call_id or "", None)
 
     def cancelled(self) -> None:
-        """Forget the results that wait, which a cancel has dropped."""
+        """Forget the results that wait for their place, as a cancel has dropped them."""
         self._waiting.clear()
 
     def restore(self, requests: Iterable[Request], stream: SavedInput) -> None:
@@ -210,9 +210,9 @@ class ToolResults:
         self._waiting = dict.fromkeys(one for one in waiting if one is not None)
 
     def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
-        """Note that a result has joined an input. Returns whether the input is complete with it.
+        """Note that a result has joined an input. Returns whether the input is now complete.
 
-        That is: it has nothing but results, and every call of the same answer has one.
+        It is if it has only results, and every call of the same answer has one.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
@@ -237,18 +237,18 @@ def _note(calls: dict[str, None], call_id: str) -> None:
 
 
 def result_chunk(call: McpCall) -> InputChunk:
-    """Return the result of a call as input."""
+    """Return the result of an MCP call as an input chunk."""
     return InputChunk(Modality.TEXT, call.result.encode(), tool_call_id=call.call_id)
 
 
 class ServerResults(CallKeeper):
-    """The CallKeeper of a conversation whose client is told of calls as of those of its own functions."""
+    """The CallKeeper of a conversation whose client is told of MCP calls as if they were calls of its own functions."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
 
     def listing(self, server: ToolServer) -> None:
-        """Tell the client the tools that the model has now, or that they could not be listed."""
+        """Tell the client that the tools of an MCP server are available, or that they could not be listed."""
         if not server.pending and server.failure is None:
             self._conversation.followed(self._conversation.configuration.effective)
         # A single request fails by itself.
@@ -263,7 +263,7 @@ class ServerResults(CallKeeper):
         pass  # the answer to the results of all follows
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Open a request of the results; if the answer also called functions of the client, theirs are awaited."""
+        """Open a request with the results; if the answer also called functions of the client, await their results."""
         if not calls:
             return
         conversation = self._conversation

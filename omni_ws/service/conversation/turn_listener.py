@@ -10,65 +10,67 @@ after audio cannot overtake it, and settings apply where they were sent.
 
 *Threads.* Decoding and detection run in the ``ListeningThreads``, one slice of a second of a session at a time, in
 which all sessions have equal shares; the loop leaves ``_watch`` alone while a slice is in a thread. Everything else
-runs on the event loop. A piece that is longer goes on, slice by slice, before anything behind it.
+runs on the event loop. A longer piece is processed slice by slice, before anything behind it.
 
 *Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
 ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end,
-as the voice has fallen or pauses, or an answer to be interrupted, and any amount when another item waits behind it or
-the queue is full. Less audio than that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other
-sessions.
+as the voice has fallen or pauses, or when an answer may be about to be interrupted, and any amount when another item
+waits behind the audio or the queue is full. Less audio than that is processed within 1.5 ``ROUND_SEC``, in a round with
+the audio of other sessions.
 
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
 with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``). A turn that only
-waits for its words ends as soon as they are told (``words_told``).
+waits for its words ends as soon as the recogniser has them (``words_told``).
 
-*Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. Where that
-decides about a window, neither it nor what follows is judged before the answer is there: so turns end at the same
-places however fast the audio comes. Live audio hardly ever waits, as the question is asked three windows before.
+*Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. If the verdict
+on a window depends on the answer, the window and all audio after it wait for the answer: so turns end at the same
+places however fast the audio arrives. Live audio hardly ever waits, as the question is asked three windows earlier.
 
 *Beginning of a turn.* Judged audio waits in an ``AudioRing``. In silence the ring keeps ``prefix_padding_ms``, plus
 ``LOOK_BACK_MS`` because several windows must show speech before a turn begins. At the onset the ring discards what is
 older than the padding, and the rest joins the open request or opens one. While an answer is playing, an onset takes
 more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that answer does not interrupt it.
 
-*Uncertain onsets.* With ``duck`` the onset over an answer takes no more than any other (``UNCERTAIN_BAR``), and it is
-uncertain (onsets.py): its audio is admitted to a request that nobody is told of, and the listener reports what is
-measured of the sound until it is decided. If it is dismissed, nothing of it stays in the ring, and detection starts
-afresh with the next piece. New settings wait, as for any open request. Text, images and ends of input decide at once,
-as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
+*Uncertain onsets.* With ``duck`` the onset over an answer needs no more windows than any other (``UNCERTAIN_BAR``), and
+it is uncertain (onsets.py): its audio is admitted to a request that the client is not told of, and the listener reports
+its measurements of the sound until the onset is decided. If it is dismissed, nothing of it stays in the ring, and
+detection starts afresh with the next piece. New settings wait, as for any open request. Text, images, ends of input and
+a new onset decide it immediately. In a saved state an uncertain onset is audio that belongs to no request, and is
+judged again after the restore.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
-whatever the chunks or pieces were. Text and images that arrive within a turn join the same request, unless the
-recogniser has found no word in it for long: then the turn is withdrawn.
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request. But if the
+recogniser has found no word in the turn for long, the turn is withdrawn.
 
 *End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
 ``finish``); the rest of the speech in progress then belongs to no request.
 
-*Cancel.* It is a position on the time line. Text, images and ends of input that wait are withdrawn. Audio before it is
-still judged, since the speech in it may go on afterwards, but neither an onset in it, nor one behind it of speech that
-began before it, opens a request. The ring is emptied there; a sample that is cut is dropped whole.
+*Cancel.* A cancel is a position on the time line of the audio. Text, images and ends of input that wait are withdrawn.
+Audio before the cancel is still judged, since speech in it may go on afterwards. But no onset before the cancel opens a
+request, nor does a later onset of speech that began before it. The ring is emptied at the cancel; a sample that is cut
+there is dropped whole.
 
-*Ends of input.* The end of an input ends a file, whose decoder gives what it still held to the turn. What follows is
-another recording: speech that was in progress is over, and detection starts afresh. Raw samples go on, apart from half
-a sample.
+*Ends of input.* An end of input ends a file of compressed audio: what its decoder still buffers goes to the turn. The
+audio after that is another recording: speech that was in progress has ended, and detection starts afresh. Raw samples
+simply continue, except that an incomplete sample is dropped.
 
-*New settings.* They apply once the audio before them has been judged and the open request has ended. Detection then
-starts afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times go on:
+*New settings* apply once the audio before them has been judged and the open request has ended. Detection then starts
+afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times do not restart:
 every ``audio_ms`` counts the judged audio since turn detection was first switched on.
 
-*Echo.* With ``echo: "server"`` the echo of what the client plays is taken out in the thread, before detection: each
-piece comes with what plays at its end. What is cleaned joins the request, as 16-bit samples at 16 kHz. Noise is
-suppressed for the detector only. Without turn detection nothing is cleaned.
+*Echo.* With ``echo: "server"`` the echo of what the client plays is removed in the thread, before detection: each piece
+comes with the audio that plays at its end. The cleaned audio joins the request, as 16-bit samples at 16 kHz. Noise is
+suppressed for the detector only. Without turn detection nothing is removed.
 
 *Failures.* Audio that cannot be decoded, or a detector that fails, is reported once and ends the open turn. The
 listener is then deaf: it discards audio until the format or the settings change.
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
-request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such, for each slice before that is made; if the session has no room for it, decoding fails, and if the server has none,
-it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
-With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
+request or ``reweigh`` releases them. Compressed audio cannot be cut, so it joins requests as decoded PCM. Each slice is
+charged with the size of its PCM before it is decoded: if the session has no room for that, decoding fails; if the
+server has none, decoding waits. While the engine is behind with the request that the audio joins, no further slice of a
+piece is decoded. With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
 """
 
 from __future__ import annotations
@@ -155,9 +157,9 @@ _TRANSITIONS: Final = {
 class SavedListening(Struct, kw_only=True):
     """A TurnListener in a form that can be written to bytes.
 
-    ``audio_ms`` is how much audio was judged; ``turn_id`` is that of the speech in progress, if any; ``unassigned`` has
-    the input that belongs to no request yet (None: an end of input without a chunk). ``uncertain``: that speech is an
-    uncertain onset, whose audio is at the beginning of ``unassigned``.
+    ``audio_ms`` is how much audio was judged. ``turn_id`` is the id of the speech in progress, None without one.
+    ``unassigned`` has the input that belongs to no request yet; None in it is an end of input without a chunk.
+    ``uncertain``: the speech is an uncertain onset, whose audio is at the beginning of ``unassigned``.
     """
 
     audio_ms: int
@@ -195,13 +197,13 @@ class TurnListener:
         OFF      -> SILENCE    settings with turn detection apply
         SILENCE  -> SPEECH     an onset was detected
         SPEECH   -> PAUSE      the last window of a piece was silent
-        PAUSE    -> SPEECH     it was not
+        PAUSE    -> SPEECH     the last window of a piece was not silent
         SPEECH, PAUSE -> SILENCE   an offset was detected, or detection is reset
         SILENCE  -> DEAF       detection failed and was reset
         DEAF     -> SILENCE    audio in another format arrives, or settings apply
         SILENCE, DEAF -> OFF   settings without turn detection apply
 
-    Whether the speech has a request is another matter: the client may have ended or cancelled it (``_in_turn``).
+    Speech in progress need not have an open request: the client may have ended or cancelled it (``_in_turn``).
     """
 
     def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: Conversation, lane: Lane) -> None:
@@ -278,18 +280,18 @@ class TurnListener:
 
     @property
     def pausing(self) -> bool:
-        """Whether the speaker of a turn is silent."""
+        """Whether a turn is in progress and its speaker is silent."""
         return self._state is _PAUSE
 
     @property
     def full(self) -> bool:
-        """Whether the socket should not be read."""
+        """Whether the transport should stop reading from the socket."""
         return self._queue.waiting_bytes >= MAX_WAITING_BYTES
 
     # input
 
     def configure(self, settings: ListeningSettings) -> None:
-        """Apply ``settings`` to the input after all that has been received, once the open request has ended."""
+        """Apply ``settings`` to input that arrives from now on, once the open request has ended."""
         off = self._configured is None or self._configured.turns is None
         if settings == self._configured or (off and settings.turns is None):
             return
@@ -298,7 +300,7 @@ class TurnListener:
         self.put(settings)
 
     def put(self, item: Item) -> None:
-        """Take the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
+        """Queue the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
         self._queue.put(item)
         if self._state is _SPEECH and self._source is not None and isinstance(item, InputChunk):
             self._falls = item.modality is Modality.AUDIO and self._voice.falls(item.payload, self._source)
@@ -310,7 +312,7 @@ class TurnListener:
         self.put(Reached(partial(self._owner.outbox.put_nowait, InputHeard())))
 
     def cancel(self) -> None:
-        """Drop the text, images and ends of input that wait; audio before this point opens no request."""
+        """Drop the queued text, images and ends of input; audio before this point opens no request."""
         self._cancels += 1
         if self._queue or self._busy or self._unfinished is not None:
             self._stream.reweigh(-self._queue.withdraw())
@@ -319,7 +321,7 @@ class TurnListener:
             self._take_cancel()
 
     def close(self) -> None:
-        """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
+        """Drop the queue and return the detector to its pool, once no thread uses it. Idempotent."""
         self._closed = True
         self._queue.clear()
         if not self._busy:
@@ -328,8 +330,8 @@ class TurnListener:
     def dismissed(self, *, rest_untold: bool = False) -> None:
         """Forget the uncertain onset: its sound is no turn.
 
-        If the sound goes on, detection starts afresh in it. With ``rest_untold`` it stays one speech instead, of which
-        the client is told nothing more.
+        If the sound goes on, detection starts afresh within it. With ``rest_untold`` the sound counts as the same
+        speech instead, and the client is told nothing more of it.
         """
         self._turn = None
         self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
@@ -345,7 +347,7 @@ class TurnListener:
         return self._offset_ms + round(self._judged_ms)
 
     def saved(self) -> SavedListening:
-        """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
+        """Return the saved state, with the audio that belongs to no request yet: another listener judges it again."""
         ring = [] if self._ring is None else self._ring.chunks
         audio_ms = self.audio_ms
         if (onset := self._owner.spoken.onset) is not None:
@@ -364,9 +366,10 @@ class TurnListener:
         )
 
     def restore(self, saved: SavedListening) -> None:
-        """Continue another listener, and report its speech in progress as stopped; its request may get more speech.
+        """Take over a saved state.
 
-        Call it after the stream has its open request. The caller then puts ``saved.unassigned``.
+        Its speech in progress is reported as stopped; more speech may still join its request. Call this after the
+        stream has its open request. Then put each item of ``saved.unassigned``.
         """
         self._offset_ms = saved.audio_ms
         if saved.turn_id is not None and saved.uncertain:
@@ -380,14 +383,15 @@ class TurnListener:
             self._may_go_on = True
 
     def go_on(self) -> None:
-        """Continue after a pause: the engine is no longer behind with the request that the audio joins."""
+        """Continue to judge audio: the engine is no longer behind with the request that the audio joins."""
         if self._unfinished is not None and not self._busy:
             self._pump()
 
     def words_told(self) -> None:
-        """End the turn if the words that the recogniser has told end it, without waiting for another window.
+        """Note new words from the recogniser, and end the turn if they complete it, without awaiting another window.
 
-        Not while a thread has the audio or the judge is asked: the windows that are judged then take the words as well.
+        Does nothing while a thread has the audio or the judge is asked: the words then count with the windows judged
+        next.
         """
         if self._watch is not None and self._state is _PAUSE and not (self._busy or self._closed):
             self._proceed(self._apply_words)
@@ -399,7 +403,7 @@ class TurnListener:
             self._pump()
 
     def _pump(self) -> None:
-        """Process the queue up to the first audio that a thread must judge."""
+        """Process the queue until a thread must judge audio."""
         while not self._busy and not self._closed:
             if self._unfinished is not None:
                 if not self._unfinished.source.is_raw and self._owner.engine_is_behind():
@@ -441,7 +445,7 @@ class TurnListener:
                 self._owner.take_events(self._stream.admit(item))
 
     def _take_cancel(self) -> None:
-        """Cancel what is before this place in the input."""
+        """Let a queued cancel take effect at this position in the audio."""
         self._cancels -= 1
         self._drop_undecided()
         self._cancelled_ms = self._judged_ms + self._rest_ms
@@ -449,7 +453,7 @@ class TurnListener:
             self._stream.reweigh(-self._ring.drop())
 
     def _decide_before_input(self) -> None:
-        """Decide the uncertain onset, as other input follows it: within its turn that makes it an interruption."""
+        """Decide the uncertain onset before other input is processed: within its turn that makes it an interruption."""
         if (onset := self._owner.spoken.onset) is not None:
             if self._in_turn:
                 onset.is_input()
@@ -457,14 +461,14 @@ class TurnListener:
                 onset.settle()
 
     def _drop_undecided(self) -> None:
-        """Dismiss the uncertain onset of another listener, in whose audio this one finds none."""
+        """Dismiss the uncertain onset of the saved listener, as this listener finds none in the same audio."""
         if self._undecided_until_ms is not None:
             self._owner.spoken.not_found(self._turn_id, self._offset_ms)
             self._undecided_until_ms = None
 
     @property
     def _ready(self) -> bool:
-        """Whether the queue can be processed: its audio is worth waking a thread, or the next item needs no thread."""
+        """Whether to process the queue now: its audio is worth waking a thread, or its next item needs no thread."""
         if self._queue.urgent or self._state is _OFF:
             return True
         waiting_ms = self._rest_ms + self._queue.waiting_ms
@@ -538,7 +542,7 @@ class TurnListener:
         self._submit(StreamPiece(self._watch, None, piece.source, self._bar, afresh=self._take_afresh()))
 
     def _take_afresh(self) -> bool:
-        """Return whether detection starts afresh with the next slice."""
+        """Return whether detection starts afresh with the next slice, and reset that flag."""
         afresh, self._afresh = self._afresh, False
         return afresh
 
@@ -570,7 +574,7 @@ class TurnListener:
         return MEASURED_BAR if turns.interrupt_resume else BARGE_IN_BAR
 
     def _judge_rest(self) -> None:
-        """Judge the audio that the decoder still buffers, before the end of the file, which is next in the queue."""
+        """Judge the audio that the decoder still buffers. The end of its file is next in the queue."""
         assert self._watch is not None
         assert self._source is not None
         self._is_decoding = False
@@ -585,7 +589,7 @@ class TurnListener:
         self._proceed(self._apply_rest)
 
     def _proceed(self, apply: Callable[[], None]) -> None:
-        """Apply the outcome of a thread on the event loop, then process the queue. Must not raise."""
+        """Call ``apply``, which applies the results of a thread, then process the queue. Must not raise."""
         if self._closed:
             self._close_watch()
             return
@@ -626,7 +630,7 @@ class TurnListener:
             self._take_events(watched)
 
     def _apply(self, piece: AudioPiece, watched: Watched) -> None:
-        """Apply what was found in ``piece``, up to a pause about which the TurnJudge must be asked."""
+        """Apply the results for ``piece``, up to a pause about which the TurnJudge must be asked."""
         if self._state is not _PAUSE:
             self._anchor = (watched.judged_ms + watched.rest_ms, piece.came)
         self._take_events(watched)
@@ -637,7 +641,7 @@ class TurnListener:
             self._end_input(piece.last.sequence_id)
 
     def _take_events(self, watched: Watched) -> None:
-        """Apply the starts and ends of speech in ``watched``, and assign the audio up to where it is judged."""
+        """Apply the starts and ends of speech in ``watched``, and assign the audio that is judged so far."""
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
@@ -655,7 +659,7 @@ class TurnListener:
                 self._owner.take_events(self._stream.end_input(StartTrigger.VAD, self._last_id))
 
     def _take_event(self, event: TurnEvent) -> None:
-        """Apply one event; those of a sound that was dismissed meanwhile count no more."""
+        """Apply one event. Events of a sound that was dismissed meanwhile are ignored."""
         match event:
             case SpeechOnset():
                 self._start_turn(event)
@@ -692,7 +696,7 @@ class TurnListener:
         return None if chunk.timestamp_ms is None else chunk.timestamp_ms + round(self._sliced_ms)
 
     def _free_piece(self, kept: int = 0) -> None:
-        """Reduce the bytes charged for the piece in work to ``kept``."""
+        """Reduce the bytes charged for the piece that is being judged to ``kept``."""
         self._stream.reweigh(kept - self._piece_bytes)
         self._piece_bytes = kept
 
@@ -724,7 +728,7 @@ class TurnListener:
 
     @property
     def _ducks(self) -> bool:
-        """Whether an onset over an answer is uncertain: it opens a request that would interrupt the answer."""
+        """Whether an onset that begins now is uncertain: with ``duck``, if its request would interrupt an answer."""
         turns = self._turns
         return turns.duck and turns.interrupt_response and self._owner.may_be_interrupted
 
@@ -749,7 +753,7 @@ class TurnListener:
             self._owner.spoken.stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
-        """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
+        """Admit the audio before ``until_ms`` (None: all) to the turn; outside a turn, discard it.
 
         In silence the audio that the next turn may begin with stays in the ring. Returns the number of the last chunk
         admitted; None if there is none.
@@ -776,7 +780,7 @@ class TurnListener:
         self._stream.reweigh(-self._ring.forget(until_ms))
 
     def _end_input(self, sequence_id: int | None) -> None:
-        """End the input at the end that the client sent, and admit the audio before it if it belongs to a turn."""
+        """End the input where the client did. Audio before that is admitted if it belongs to a turn."""
         self._decide_before_input()
         self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
@@ -784,7 +788,7 @@ class TurnListener:
         self._end_recording()
 
     def _end_recording(self) -> None:
-        """Drop half a sample, so that the next input begins with a whole one; after a file, start detection afresh."""
+        """Drop an incomplete sample, so that the next input begins with a whole one; after a file, reset detection."""
         if self._source is not None and self._watch is not None:
             if not self._source.is_raw:
                 self._reset()
@@ -813,7 +817,7 @@ class TurnListener:
             self._discard_piece(piece)
 
     def _reset(self) -> None:
-        """Forget the audio judged so far, and what the detector remembers of it."""
+        """Forget all judged audio, and the state of the detector."""
         self._drop_undecided()
         self._turn = None
         if self._ring is not None:

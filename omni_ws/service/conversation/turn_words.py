@@ -1,4 +1,4 @@
-"""The words of the current turn, for turn detection: whether the speaker, who pauses, has more to say."""
+"""The words of the current turn, for turn detection: whether a speaker who pauses has more to say."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from omni_ws.audio.speech_watch import PauseWords, Unfinished
 from omni_ws.core.chunks import other_readings
 from omni_ws.engine.base import EngineCapabilities, TranscriptGuess, TranscriptOutput
 
-#: So many interim transcripts without a new word, over so long, say that no words come any more.
+#: After this many interim transcripts without a new word, over this many seconds, no more words are expected.
 _STALE_INTERIMS: Final = 3
 _STALE_SEC: Final = 3.0
-#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
+#: Typed text does not wait for the end of a turn that has lasted this long without a recognised word.
 _WORDLESS_SEC: Final = 2.0
 
 
 class TurnWords(PauseWords):
-    """The words of the current turn as the recogniser tells them, for turn detection.
+    """The words of the current turn so far, from the recogniser, for turn detection.
 
-    ``able`` returns what the engine can do, ``heard`` whether it has the request of the turn, and ``asked`` what the
-    assistant has said last. ``on_told`` is called each time that words are told. ``now`` is the clock. Changed on the
-    event loop; other threads read.
+    ``able`` returns the engine's capabilities, ``heard`` whether the engine has the request of the turn, and ``asked``
+    the assistant's last sentence. ``on_told`` is called each time new words arrive. ``now`` is the clock. Changed on
+    the event loop; other threads read.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class TurnWords(PauseWords):
         return self._heard() and self._able().transcript_guesses
 
     def begin(self) -> None:
-        """Forget the words: another turn begins."""
+        """Forget all words, as another turn begins."""
         now = self._now()
         self._settled, self.in_groups = "", False
         self._began_at, self._has_word = now, None
         self._expect_news(now)
 
     def wordless(self) -> bool:
-        """Return whether the recogniser has found no word in the turn, which has lasted for a while."""
+        """Return whether the turn has lasted for _WORDLESS_SEC and the recogniser has found no word in it."""
         return self._has_word is False and self._now() - self._began_at >= _WORDLESS_SEC
 
     def hear(self, words: TranscriptOutput | TranscriptGuess, *, language: str | None) -> None:
-        """Take what the recogniser tells; ``language`` is that of the words, if it is known."""
+        """Note words from the recogniser; ``language`` is their language, None if it is not known."""
         now, text = self._now(), words.text
         if isinstance(words, TranscriptOutput) and words.interim:
             self._take_interim(len(text.split()), now)
@@ -136,7 +136,7 @@ _CODE: Final = re.compile(r"[^\W\d_]{1,3}\d{1,4}|\d{1,4}[^\W\d_]")
 _LEADING_ZERO: Final = re.compile(r"0\d\d+")
 #: Letters that a recogniser has put together: "SMI".
 _CAPITALS: Final = re.compile(r"\b[A-Z]{2,5}\b")
-#: Behind these a text goes on in every language.
+#: After these signs a text goes on in every language.
 _OPEN_SIGNS: Final = frozenset("+*=×÷@")
 #: How many words name the receiver of "that": "tell my sister that".
 _MOST_TOLD: Final = 2
@@ -154,28 +154,39 @@ _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """The words of one language.
+    """The word lists of one language, from ``unfinished_words``. Most examples are in English.
 
-    After ``open`` a sentence goes on, unless it is a verb behind one of ``finished_after``: "tell me what it is". So
-    it does after ``stranded``, but what begins with one of ``asks``, a question or a command, may end there: "what is
-    this for", "mach das Licht aus". It goes on after ``copulas``, but may end there in a question, and in a sentence
-    that holds one: "¿qué hora es?", "dime qué hora es". It goes on after one of ``takers`` behind ``to`` ("to call"),
-    and if it ends in one of ``phrases``, or is one, but may end there in a question that begins before it: "how many
-    continents are there?".
-    ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
-    row. A number behind one of ``times`` or ``months`` is a time or a date, one behind ``named`` is dictated; words
-    that end in one of ``named`` are a fragment, such as "order number". A month behind one of ``dates`` waits for its
-    year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
+    Ends of a sentence:
 
-    A word of ``particles`` may end a question, a sentence that holds one of ``separable``, "can you turn it off", and
-    what ends in it behind one of ``before_particles``: "the light is on".
-    After one of ``to`` behind one of ``before_to`` a question goes on as well: "what's the best way to". A ``that``
-    begins a clause behind one of ``says`` and a receiver, "tell my sister that", but may mean a thing behind one of
-    ``receivers``: "tell him that". A text that begins with one of ``clauses`` waits for its main clause, unless it ends
-    in one of ``ends_clause``: "if you like". A "that" behind one of ``introduces`` begins a clause, too.
-    What is dictated follows one of ``lists``, "the guests are", or one of ``introduces`` behind one of ``named``.
-    Letters are spelled behind one of ``spelled``, where capitals are letters, and with their names, "B as in Bravo":
-    ``alphabet`` has "as in". ``plus`` begins a telephone number.
+    - ``open``: a sentence goes on after these, unless the word before is in ``finished_after``: "tell me what it is".
+    - ``stranded``: as ``open``, but a text that begins with a word of ``asks`` (a question or command) may end in them:
+      "what is this for", "mach das Licht aus".
+    - ``copulas``: as ``open``, but a question, or a sentence that contains one, may end in them: "dime qué hora es".
+    - ``phrases``: a text goes on after these, but a question that begins before the phrase may end in it: "how many
+      continents are there?".
+    - ``to``, ``takers``: a verb of ``takers`` directly after ``to`` lacks its object: "to call".
+    - ``before_to``: after one of these, ``to`` goes on even in a question: "what's the best way to".
+    - ``particles``: these may end a question, a sentence with a word of ``separable`` ("can you turn it off"), and a
+      sentence with a word of ``before_particles`` directly before them ("the light is on").
+    - ``that``, ``says``, ``receivers``: a ``that`` begins a clause after ``says`` and a person: "tell my sister that".
+      After one of ``receivers`` it may be an object instead: "tell him that".
+    - ``introduces``: a ``that`` directly after one of these begins a clause, too: "the reason is that".
+    - ``clauses``, ``ends_clause``: a text that begins with one of ``clauses`` waits for its main clause, "if it rains",
+      unless it ends in one of ``ends_clause``, "if you like".
+
+    Dictation:
+
+    - ``digits``, ``numbers``: spoken digits, and greater numbers.
+    - ``words_that_are_letters``: single letters that do not count as letters in a row, as they are words: "a".
+    - ``times``, ``months``: a number directly after one of these is a time or a date, not a row of digits.
+    - ``dates``: after one of these, a date that ends in its month lacks its year.
+    - ``named``: a number after one of these is dictated; a short text that ends in one lacks it: "order number".
+    - ``dictated``: with one of these, the assistant's last sentence asks the user to dictate.
+    - ``lists``, ``introduces``: items follow one of ``lists``, "the guests are", and one of ``introduces`` after one of
+      ``named``, "my plate is".
+    - ``spelled``: letters follow, and capitals are letters: "spelled SMI".
+    - ``alphabet``: links a letter to its name: "as in" in "B as in Bravo".
+    - ``plus``: begins a telephone number.
     """
 
     open: frozenset[str]
@@ -211,10 +222,10 @@ class _Lists:
 
 
 def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
-    """Return whether the speaker of ``text``, who pauses, has more to say, as far as words can tell.
+    """Return whether the speaker of ``text``, who pauses, has more to say, as far as the words show.
 
-    ``language`` is a primary subtag of RFC 5646. ``asked`` is the last sentence of the assistant: if it asks for a
-    number, an address or a spelling, each digit or letter is taken for a part of it.
+    ``language`` is a primary subtag of RFC 5646. ``asked`` is the assistant's last sentence: if it asks for a number,
+    an address or a spelling, every digit or letter counts as a part of that.
     """
     if language not in LANGUAGES:
         return Unfinished.PERHAPS
@@ -238,7 +249,7 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
 
 
 def dictates(text: str, language: str, *, asked: str = "") -> bool:
-    """Return whether the speaker of ``text``, who pauses, dictates: a number, a spelling, or what "the guests are"."""
+    """Return whether the speaker of ``text``, who pauses, is dictating: a number, a spelling, or a list of items."""
     if language not in LANGUAGES:
         return False
     lists, text = _lists(language), text[-READ:]
@@ -250,10 +261,10 @@ def dictates(text: str, language: str, *, asked: str = "") -> bool:
 
 
 def goes_on(text: str, language: str) -> bool:
-    """Return whether a sentence goes on behind the last word of ``text``, "the", whatever its punctuation says.
+    """Return whether a sentence must go on after the last word of ``text``, such as "the", whatever its punctuation.
 
-    For a reading that a recogniser takes for less likely: it often makes a whole sentence of one that is not, such as
-    "Tell me about that." of "Tell me about the".
+    Used for alternatives that the recogniser finds less likely: its first choice is often a whole sentence, "Tell me
+    about that.", where the speaker has only said "Tell me about the".
     """
     if language not in LANGUAGES or not (words := _words(text[-READ:])):
         return False
@@ -288,7 +299,7 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
 
 
 def _only_names(words: list[str], lists: _Lists) -> bool:
-    """Return whether the words only name what follows: "Order number.", "He spells it."."""
+    """Return whether a text only announces what will follow: "Order number.", "He spells it."."""
     if words[-1] in lists.spelled & lists.introduces:
         return lists.asks.isdisjoint(words)  # not: "tell me how it is spelled"
     if len(words) == _MOST_NAMING and words[1] in lists.spelled and words[0] in lists.finished_after:
@@ -298,7 +309,7 @@ def _only_names(words: list[str], lists: _Lists) -> bool:
 
 
 def _lacks_a_year(words: list[str], lists: _Lists) -> bool:
-    """Return whether a date that is dictated ends in its month."""
+    """Return whether the words end in a month, and the date is one that needs a year, such as a date of birth."""
     return words[-1] in lists.months and not lists.dates.isdisjoint(words[-_DATED_WITHIN:])
 
 
@@ -315,7 +326,7 @@ def _is_told_that(words: list[str], lists: _Lists, *, question: bool) -> bool:
 
 
 def _is_clause(text: str, words: list[str], lists: _Lists) -> bool:
-    """Return whether a text is nothing but a clause that waits for the main one: "If it rains tomorrow."."""
+    """Return whether a text is only a subordinate clause, which waits for its main clause: "If it rains tomorrow."."""
     # Without a full stop the recogniser writes no commas either: "if it rains call me".
     if len(words) not in _CLAUSE or words[-1] in lists.ends_clause or "," in text or not _ENDS.search(text):
         return False
@@ -325,7 +336,7 @@ def _is_clause(text: str, words: list[str], lists: _Lists) -> bool:
 
 
 def _begins_groups(words: list[str], lists: _Lists) -> bool:
-    """Return whether a statement goes on with a list, "the guests are", or with what is named, "my plate is"."""
+    """Return whether a statement announces a list, "the guests are", or something dictated, "my plate is"."""
     if len(words) <= _MOST_TOLD or not lists.asks.isdisjoint(words):
         return False
     if words[-1] in lists.lists:
@@ -334,7 +345,7 @@ def _begins_groups(words: list[str], lists: _Lists) -> bool:
 
 
 def _spells(words: list[str], lists: _Lists) -> bool:
-    """Return whether the last letter is named by a word: "B as in Bravo", "A wie Anton"."""
+    """Return whether the text ends in a letter with a word that names it: "B as in Bravo", "A wie Anton"."""
     for link in lists.alphabet:
         place = len(words) - len(link) - 2
         if place < 0 or tuple(words[place + 1 : -1]) != link or not words[place].isalpha():
@@ -351,7 +362,7 @@ def _spells(words: list[str], lists: _Lists) -> bool:
 
 
 def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
-    """Return the words of a text, where capitals are letters if the speaker spells: "It's spelled SMI."."""
+    """Return the words of a text. If the speaker spells, capitals are split into letters: "It's spelled SMI."."""
     words = _words(text)
     if not asked and lists.spelled.isdisjoint(words):
         return words
@@ -359,7 +370,7 @@ def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
 
 
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
-    """Return whether a text ends in a row of digits or letters, of which more may follow."""
+    """Return whether a text ends in a row of digits or letters, so that more of them may follow."""
     begin, signs = len(words), 0
     while begin > 1 and words[begin - 1] == _PLAIN:
         begin -= 1
@@ -381,17 +392,17 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
 
 
 def _dictated(words: list[str], lists: _Lists) -> bool:
-    """Return whether digits that follow these words are dictated: others come before, or they are named."""
+    """Return whether digits after ``words`` are dictated, as ``words`` end in digits, too, or announce them."""
     return _names_a_row(words, lists) or _signs(words[-1], lists, all_letters=False) > 0
 
 
 def _is_plus(words: list[str], lists: _Lists) -> bool:
-    """Return whether these words are a plus that begins a telephone number, not one between two numbers."""
+    """Return whether the words are only "plus", which begins a telephone number, and not a plus between two numbers."""
     return len(words) == 1 and words[0] in lists.plus
 
 
 def _names_a_row(words: list[str], lists: _Lists) -> bool:
-    """Return whether one of the last words names a row that follows: "my number is"."""
+    """Return whether one of the last words announces a row of digits or letters: "my number is"."""
     named = words[-_NAMED_WITHIN:]
     if not lists.spelled.isdisjoint(named):
         return words[-1] not in lists.open - lists.introduces  # not: "spelled with a K"
@@ -399,9 +410,9 @@ def _names_a_row(words: list[str], lists: _Lists) -> bool:
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
-    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none.
+    """Return how many digits or letters a word stands for as part of a row; 0 if it cannot be part of one.
 
-    ``all_letters``: a letter that may be a word is a letter here.
+    ``all_letters``: single letters that are also words, such as "a", count as letters.
     """
     if word.isdecimal() or _CODE.fullmatch(word):
         return len(word)
@@ -418,7 +429,10 @@ def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case. A number like 3.5, 10:30 or 1,000 is a word that is no row."""
+    """Return the words of a text in lower case.
+
+    Numbers such as 3.5, 10:30 or 1,000, which are no rows, become _PLAIN.
+    """
     found = _WORD.finditer(text.replace("_", " ").replace("’", "'").lower())
     return [_PLAIN if one["plain"] else one[0] for one in found]
 
@@ -431,5 +445,5 @@ def _lists(language: str) -> _Lists:
 
 
 def _known(words: str | list[str]) -> frozenset[Any]:
-    """Return the set of some words, or of the phrases of a list."""
+    """Return the words of a string as a set, or the phrases of a list as a set of tuples of words."""
     return frozenset(words.split() if isinstance(words, str) else (tuple(_words(phrase)) for phrase in words))

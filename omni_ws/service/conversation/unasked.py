@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unasked:
-    """Tells Remarks what goes on in a conversation, and has the conversation say what they find is due."""
+    """Everything a conversation says unasked: tells Remarks and Tellings what goes on, and says what they find due."""
 
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
@@ -66,11 +66,14 @@ class Unasked:
         self._one_filler = False
 
     def takes(self, result: InputChunk) -> bool:
-        """Return whether the result of a tool is that of an async one, which is told now. Raises EngineOverloaded."""
+        """If ``result`` is that of an async tool, queue it as a telling.
+
+        Returns whether it is. Raises EngineOverloaded.
+        """
         return self._results.take_late(result)
 
     def note_quiet(self, now: float) -> None:
-        """Note whether anybody speaks, or an answer is due, and if not, since when."""
+        """Note whether anybody speaks or an answer is due and, if not, since when it has been quiet."""
         conversation = self._conversation
         summaries = conversation.limits.summaries
         if conversation.stream.single_request:
@@ -104,7 +107,7 @@ class Unasked:
         self._conversation.limits.summaries.forget(self._conversation)
 
     def note_end(self, request: Request) -> None:
-        """Note that a request has its final: tools may work from now on, and something may be said meanwhile."""
+        """Note that a request has its final. From now on its tools work, and fillers may be said."""
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
@@ -123,13 +126,14 @@ class Unasked:
                 self._remarks.call(awaited or [call.id for call in later], spoken=spoken)
 
     def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
-        """Return whether no result of these calls is awaited."""
+        """Return whether none of these calls still waits for its result."""
         return all(map(self._results.done, call_ids))
 
     def _call_servers(self, request: Request) -> None:
-        """Have the calls of MCP tools made that an answer has ended with.
+        """Make the calls of MCP tools with which an answer has ended.
 
-        In a single request, whose client gets the calls of its functions to answer, only if there are none of those.
+        A single request (HTTP) returns calls of the client's functions to the client: if there are any, no MCP call is
+        made.
         """
         mcp, calls = self._conversation.configuration.mcp, request.tool_calls
         if not mcp:
@@ -144,7 +148,7 @@ class Unasked:
         self._results.withdraw(call for call in calls if mcp.find(call.name) and not mcp.has(call.id))
 
     def _withdraw(self, calls: Iterable[ToolCall]) -> None:
-        """Want no results of these calls any more, and give up those that are being made."""
+        """Note that results of these calls are no longer wanted, and cancel MCP calls that are being made."""
         calls = tuple(calls)
         self._results.withdraw(calls)
         self.tellings.withdraw(calls)
@@ -152,7 +156,7 @@ class Unasked:
             mcp.drop(call.id for call in calls)
 
     def get_timer(self) -> float | None:
-        """Return when ``speak`` may have something to say; None if nothing depends on time."""
+        """Return when ``speak`` may have something to say; None if that does not depend on time."""
         conversation = self._conversation
         if conversation.draining:
             return None
@@ -160,7 +164,10 @@ class Unasked:
         return min((when for when in times if when is not None), default=None)
 
     def speak(self, now: float) -> None:
-        """Say what is due after a silence. Raises SessionTimeout if the user has not answered the idle prompt."""
+        """Say what is due after a silence, if anything.
+
+        Raises SessionTimeout if nobody has answered the idle prompt.
+        """
         conversation, when = self._conversation, self.get_timer()
         if when is None or now < when:
             return
@@ -180,17 +187,18 @@ class Unasked:
                 self._remarks.stop_fillers()
 
     def language(self, config: SessionConfig) -> str | None:
-        """Return the language of the talk (primary subtag of RFC 5646); None if the voice does not speak it."""
+        """Return the language of the conversation (primary subtag of RFC 5646); None if the voice does not speak it."""
         able = self._conversation.engine.capabilities
         reads = primary_subtag(able.voice_languages.get(config.voice or next(iter(able.voices), ""), ""))
         wanted = spoken_language(config.input_audio) or self._conversation.ledger.language or reads or "en"
         return wanted if wanted in able.speech_languages or reads in ("", wanted) else None
 
     def cancelled(self, request_id: str | None, named: Request | None, now: float) -> None:
-        """Note a cancel of ``named``, the unfinished request that it means, before it takes effect.
+        """Note a client's cancel before it takes effect.
 
-        If it stops a filler, no more are said for the tools that work. If it stops an answer, or names one that is over
-        and heard, nobody wants the results of its calls.
+        ``named`` is the unfinished request that it cancels, None without one. If the cancel stops a filler, no more
+        fillers are said for the tools that work. If it stops an answer, or names one that has ended and was heard, the
+        results of that answer's calls are no longer wanted.
         """
         conversation = self._conversation
         filler = self._filler if request_id in (None, self._filler) else None
@@ -216,7 +224,7 @@ MOST_FILLERS: Final = 7
 
 
 class _Phrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sentences of one language, see remarks.toml."""
+    """The sentences of one language in remarks.toml."""
 
     filler: list[str]
     again: list[str]
@@ -226,19 +234,19 @@ class _Phrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=1)
 def phrases() -> dict[str, _Phrases]:
-    """Return the sentences of remarks.toml, by the primary subtags of their languages."""
+    """Return the sentences of remarks.toml, by primary subtag of the language."""
     text = files(__package__).joinpath("remarks.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, _Phrases])
 
 
 class Remarks:
-    """Decides when the server of a session speaks unasked, and what it says. There is no clock in here.
+    """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
-    ``quiet`` and ``disturb`` tell since when nobody has spoken. While a tool works, the first filler is said
-    FIRST_FILLER_SEC after the call, unless the model said something itself; further ones NEXT_FILLER_SEC after the last
-    word of anybody. With ``idle_prompt`` the user is asked once in a silence, and the session may end after it.
+    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, the first filler is said
+    FIRST_FILLER_SEC after the call, unless the model said something itself; each further one NEXT_FILLER_SEC after
+    anybody last spoke. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
 
-    ``is_done`` returns whether no result of a call is awaited any more.
+    ``is_done`` returns whether the result of a call is no longer awaited.
     """
 
     __slots__ = ("_asked", "_fillers", "_is_done", "_said", "_since", "_turn", "_working")
@@ -252,23 +260,23 @@ class Remarks:
         #: The fillers for these calls so far, and whether the user heard or said anything since the calls.
         self._fillers = 0
         self._said = False
-        #: The fillers of the session so far: they take turns.
+        #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
         self._asked = False
 
     def quiet(self, since: float) -> None:
-        """Note that nobody speaks from ``since`` on, and no answer is due."""
+        """Note that nobody has spoken since ``since``, and no answer is due."""
         self._since = since
 
     def disturb(self, *, by_user: bool) -> None:
-        """Note that somebody speaks, or that an answer is due; ``by_user``: because of something that the user said."""
+        """Note that somebody speaks, or that an answer is due; ``by_user``: because the user said something."""
         self._since = None
         if by_user:
             self._asked, self._said = False, True
 
     def call(self, call_ids: Iterable[str], *, spoken: bool) -> None:
-        """Note that an answer has ended with these calls; ``spoken``: it had words, too."""
+        """Note that an answer has ended with these tool calls; ``spoken``: the answer also had words."""
         self._working.update(dict.fromkeys(call_ids))
         self._fillers, self._said = 0, spoken
 
@@ -277,7 +285,7 @@ class Remarks:
         self._working.clear()
 
     def _next(self, config: SessionConfig) -> tuple[float, StartTrigger] | None:
-        """Return when something is to be said next, and what; None for nothing."""
+        """Return when the next remark is due, and its kind; None for no remark."""
         for done in [one for one in self._working if self._is_done(one)]:
             del self._working[done]
         since, idle = self._since, config.idle_prompt
@@ -291,15 +299,15 @@ class Remarks:
         return None if wait is None else (since + wait, StartTrigger.IDLE)
 
     def get_timer(self, config: SessionConfig) -> float | None:
-        """Return when ``due`` may have something to say, or raise; None if nothing depends on time."""
+        """Return when ``due`` may return a remark, or raise; None if that does not depend on time."""
         following = self._next(config)
         return None if following is None else following[0]
 
     def due(self, config: SessionConfig, *, language: str | None, filler: str | None, now: float) -> Remark | None:
-        """Return what is to be said now, once; None for nothing.
+        """Return the remark to say now, once; None for none.
 
-        ``language`` is that of the talk; None if no voice speaks it. ``filler`` is the operator's own sentence, which
-        comes first. Raises SessionTimeout if nobody has answered the idle prompt.
+        ``language`` is that of the conversation; None if no voice speaks it. ``filler`` is the operator's own sentence,
+        which is the first filler. Raises SessionTimeout if nobody has answered the idle prompt.
         """
         following = self._next(config)
         if following is None or now < following[0]:
@@ -346,10 +354,10 @@ LONGEST_MURMUR_SEC: Final = 1.5
 class Murmurs:
     """Says "mm-hm" in the pauses of the user's long turns, with ``turn_detection.backchannel``.
 
-    ``language`` returns that of the talk (primary subtag of RFC 5646); None if the voice does not speak it.
+    ``language`` returns that of the conversation (primary subtag of RFC 5646); None if the voice does not speak it.
 
-    It is no request, and in no history or usage. The sounds of the latest voice are kept; one that is made too late for
-    its pause waits for the next.
+    A murmur is no request, and enters neither history nor usage. The audio made with the latest voice is kept. Audio
+    that is made too late for its pause is played in the next one.
     """
 
     def __init__(self, conversation: Conversation, language: Callable[[SessionConfig], str | None]) -> None:
@@ -371,9 +379,9 @@ class Murmurs:
         self._forget()
 
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
-        """Say something in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time to.
+        """Say a murmur in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time for one.
 
-        Only once the listener has applied the rest of the piece: the speaker may go on in it.
+        Checks that only after the listener has applied the rest of its audio, in which the speaker may go on.
         """
         asyncio.get_running_loop().call_soon(self._look, turn_id, began_ms, audio_ms)
 
@@ -404,7 +412,7 @@ class Murmurs:
             self._making = asyncio.create_task(making, name="a backchannel")
 
     def _may_speak(self, turn_id: str) -> bool:
-        """Return whether the user is silent in this turn, nothing is played, and no answer is due."""
+        """Return whether the turn is in progress, its speaker is silent, nothing is played, and no answer is due."""
         conversation, current = self._conversation, self._conversation.spoken.current
         silent = conversation.listener is not None and conversation.listener.pausing
         listens = current is not None and current.turn_id == turn_id and conversation.spoken.onset is None
@@ -467,7 +475,7 @@ class Murmurs:
 
 
 def _wanted(config: SessionConfig) -> bool:
-    """Whether a request's configuration wants it. Not where the server takes its echo out: it would stay there."""
+    """Whether a configuration asks for murmurs. Not if the server removes its echo: theirs would stay in the input."""
     turns = config.turn_detection
     return (
         turns is not None and turns.backchannel and "audio" in config.modalities and config.input_audio.echo != "server"
@@ -481,7 +489,7 @@ def _raw_format(config: SessionConfig) -> AudioFormat:
 
 
 class _Collected:
-    """An OutputWriter that keeps the sound."""
+    """An OutputWriter that collects the audio of a murmur."""
 
     full = False
 
@@ -498,7 +506,7 @@ class _Collected:
         pass
 
     def encoded(self, audio: AudioFormat) -> bytes:
-        """Return the sound, lowered; empty if it is too long."""
+        """Return the audio, encoded and lowered by 12 dB; b"" if there is none or it is too long."""
         samples = np.concatenate([*self._pieces, np.zeros(0, np.float32)])
         if not len(samples) or len(samples) > LONGEST_MURMUR_SEC * self._rate:
             return b""
@@ -552,16 +560,16 @@ _RESULT: Final = (
 
 
 def _unheeded(*_: str) -> None:
-    """Do nothing, as nobody wants to know what becomes of a telling."""
+    """Ignore the news about a telling, as nobody asked for it."""
 
 
 @dataclass(slots=True, eq=False)
 class Telling:
-    """Something that the assistant is to tell: a fact or an instruction to put into its own words.
+    """A text that the assistant is to tell the user: a fact or an instruction, to put into its own words.
 
-    ``about`` is the id of the tool call whose result it is; None for other news. ``entered`` is called when the text
-    has entered the model's context, ``told`` with the id of the request once some of the answer was heard, ``dropped``
-    if it will not be told, as the call was withdrawn.
+    ``about`` is the id of the tool call whose result the text is; None for other news. ``entered`` is called when the
+    text has entered the model's context; ``told``, with the id of the request, once some of the answer was heard;
+    ``dropped`` if the text will not be told, as the call was withdrawn.
     """
 
     text: str
@@ -578,21 +586,21 @@ class Telling:
 
     @property
     def size(self) -> int:
-        """The bytes that are charged for it."""
+        """The bytes that the telling is charged with."""
         return len(self.text.encode()) + _TELLING_BYTES
 
     def stop(self, stopped: bool) -> None:
-        """Note that a client has cancelled it, or that the user has said something else since."""
+        """Note whether the telling waits until the user speaks, as a client has cancelled it."""
         self.stopped = stopped
 
     def fail(self) -> bool:
-        """Note that a request for it has failed. Return whether it is tried again."""
+        """Note that a request for this telling has failed. Returns whether to try again."""
         self.tries += 1
         return self.tries < MAX_TRIES
 
 
 class SavedTelling(msgspec.Struct, frozen=True):
-    """A Telling in a form that can be written to bytes: nobody is called for it any more."""
+    """A Telling in a form that can be written to bytes, without its callbacks."""
 
     text: str
     about: str | None
@@ -602,18 +610,18 @@ class SavedTelling(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, telling: Telling) -> SavedTelling:
-        """Return a telling as a value."""
+        """Return the saved form of ``telling``."""
         return cls(telling.text, telling.about, telling.tries, telling.stopped, telling.ref)
 
     def restored(self) -> Telling:
-        """Return the telling again."""
+        """Return the telling."""
         return Telling(self.text, self.about, ref=self.ref, tries=self.tries, stopped=self.stopped)
 
 
 class SavedTellings(msgspec.Struct, kw_only=True):
     """Tellings in a form that can be written to bytes.
 
-    ``current`` is the one being told, by the request ``request_id``; ``calls`` are from ``ToolResults.async_calls``.
+    ``current`` is the telling that the request ``request_id`` tells; ``calls`` are from ``ToolResults.async_calls``.
     """
 
     waiting: list[SavedTelling] = []
@@ -626,9 +634,10 @@ class SavedTellings(msgspec.Struct, kw_only=True):
 
 
 class Tellings:
-    """The tellings of one conversation, first in, first out.
+    """The queue of a conversation's tellings, first in, first out.
 
-    A telling is a text, the result of an async tool or news, that the model puts into its own words at the next pause.
+    A telling is a text, such as the result of an async tool or news, that the model puts into its own words at the next
+    pause.
     """
 
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
@@ -645,13 +654,13 @@ class Tellings:
         #: When the pause is long enough; None while anybody speaks, or an answer is due.
         self._due: float | None = None
         self._not_before = 0.0
-        #: What the model called, by call id.
+        #: The name and arguments of each call, by call id.
         self._titles: dict[str, str] = {}
 
     def put(self, telling: Telling) -> None:
-        """Queue a telling. One about a call whose request was cancelled is dropped.
+        """Queue a telling. If it is about a call whose request was cancelled, it is dropped.
 
-        Raises EngineOverloaded if too much waits.
+        Raises EngineOverloaded if too many tellings wait.
         """
         if telling.about is not None and self._results.withdrew(telling.about):
             telling.dropped()
@@ -663,7 +672,7 @@ class Tellings:
         self._waiting.append(telling)
 
     def know(self, text: str, role: str = "user") -> None:
-        """Put a message into the history that no request has."""
+        """Put a message that belongs to no request into the history."""
         self._conversation.ledger.place([Message(role, text)], item_id=new_id("item_"))
         self._conversation.ledger.weigh()
 
@@ -676,14 +685,14 @@ class Tellings:
     # async tools
 
     def _is_async(self, call_id: str) -> bool:
-        """Return whether an answer that is being made has called an async tool by this id."""
+        """Return whether ``call_id`` is a call to an async tool in an answer that is still being made."""
         return any(call.id == call_id for one in self._conversation.queue.requests for call in async_calls(one))
 
     def _result(self, call_id: str, text: str, ref: str | None) -> None:
         self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
-        """Note that an answer is over. Returns its calls to async tools, which work from now on."""
+        """Note that an answer has ended. Returns its calls to async tools, which work from now on."""
         found = [one for one in async_calls(request) if one.is_whole and not self._results.withdrew(one.id)]
         for call in found:
             arguments = call.arguments
@@ -696,7 +705,7 @@ class Tellings:
         return found
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
-        """Tell nothing about these calls any more, as their request was cancelled."""
+        """Drop the waiting tellings about these calls, as their request was cancelled."""
         ids = {call.id for call in calls}
         for dropped in [one for one in self._waiting if one.about in ids]:
             self._waiting.remove(dropped)
@@ -706,7 +715,10 @@ class Tellings:
     # when
 
     def note_quiet(self, since: float | None, now: float, *, by_user: bool) -> None:
-        """Note since when nobody speaks and no answer is due; None if anybody does. ``by_user``: as the user spoke."""
+        """Note since when it has been quiet; None while anybody speaks or an answer is due.
+
+        ``by_user``: the user speaks.
+        """
         self._look(now)
         if by_user:
             for one in self._waiting:
@@ -717,16 +729,16 @@ class Tellings:
             self._due = since + PAUSE_SEC
 
     def cancelled(self, request_id: str | None, named: Request | None) -> None:
-        """Note a cancel of a client, before it takes effect: a telling that it stops waits for the user's next turn.
+        """Note a client's cancel before it takes effect: a telling that it stops waits for the user's next turn.
 
-        ``named`` is the unfinished request that it means.
+        ``named`` is the unfinished request that the cancel means; None without one.
         """
         meant = request_id if named is None else named.request_id
         if self._current is not None and meant in (None, self._request_id):
             self._current.stop(True)
 
     def get_timer(self) -> float | None:
-        """Return when ``speak`` may have something to do; None if nothing depends on time."""
+        """Return when ``speak`` may have something to do; None if that does not depend on time."""
         if self._due is None:
             return None
         if self._current is not None:
@@ -737,13 +749,13 @@ class Tellings:
         return next((one for one in self._waiting if not one.stopped), None)
 
     def tells(self, request: Request) -> bool:
-        """Return whether a request is a telling."""
+        """Return whether a request is that of a telling."""
         if self._current is not None and self._request_id is None:  # it is just opening, and nothing else is open
             return True
         return request.tells
 
     def speak(self, now: float) -> bool:
-        """Begin with the next telling, if its time has come. Returns whether it has."""
+        """Begin with the next telling, if it is due. Returns whether it was."""
         self._look(now)
         when = self.get_timer()
         if when is None or now < when or self._current is not None:
@@ -766,7 +778,7 @@ class Tellings:
     # what becomes of it
 
     def _look(self, now: float) -> None:
-        """Find out whether the current telling has entered the context, was heard, or must wait again."""
+        """Check whether the current telling has entered the model's context, was heard, or must wait again."""
         telling, request_id = self._current, self._request_id
         if telling is None or request_id is None:
             return
@@ -798,7 +810,7 @@ class Tellings:
         self._waiting.insert(0, telling)
 
     def _failed(self, telling: Telling, now: float) -> None:
-        """Queue a telling again after its request failed; after MAX_TRIES put it into the history unspoken."""
+        """Queue a telling again after its request failed; after MAX_TRIES put its text into the history unspoken."""
         if telling.fail():
             self._not_before = now + RETRY_SEC
             self._wait_again(telling)
@@ -814,7 +826,7 @@ class Tellings:
     # saved
 
     def saved(self) -> SavedTellings:
-        """Return all tellings as a value."""
+        """Return the saved form of all tellings."""
         return SavedTellings(
             waiting=list(map(SavedTelling.of, self._waiting)),
             current=None if self._current is None else SavedTelling.of(self._current),
@@ -826,9 +838,9 @@ class Tellings:
         )
 
     def restore(self, saved: SavedTellings, *, later: float) -> None:
-        """Continue from what ``saved`` returned. The requests of the queue must be restored before.
+        """Take over saved tellings. The requests of the queue must be restored before.
 
-        ``later`` is how many seconds the clock shows more than that of the other.
+        ``later`` is by how many seconds this clock is ahead of the one that the saved times are on.
         """
         self._due = None if saved.due is None else saved.due + later
         self._not_before = saved.not_before + later
@@ -849,6 +861,6 @@ def async_calls(request: Request) -> list[ToolCall]:
 
 
 def _free_choice(config: SessionConfig) -> SessionConfig:
-    """Return the configuration with which something is told: no call is forced."""
+    """Return the configuration for a telling, in which no tool call is forced."""
     free = config.tool_choice in (None, "none", "auto")
     return config if free else replace(config, tool_choice="auto")

@@ -1,4 +1,4 @@
-"""Metrics and log lines of sessions and requests; and context variables for a client's trace and location."""
+"""Metrics and log lines of sessions and requests; and context variables for the trace and location of a client."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 class Accounts:
     """The observer that keeps the metrics of sessions and requests, and writes their log lines.
 
-    Register it without ``every_chunk`` and ``every_output``, since acknowledgements and outcomes have the totals, and
-    before the first session opens.
+    Register it before the first session opens, and without ``every_chunk`` and ``every_output``: acknowledgements and
+    outcomes have the totals.
     """
 
     def __init__(self, metrics: Metrics, *, log_content: bool = False) -> None:
@@ -153,7 +153,7 @@ class Accounts:
         metrics.cached_tokens.inc(usage.cached_tokens or 0)
 
     def _count_played(self, session: SessionIdentity, timeline: RequestTimeline) -> None:
-        """Count when the answer began to play, if that is known: at its end or, if it played later, then."""
+        """Count when the answer began to play. Called as the request ends or, if later, as playback begins."""
         times = timeline.times
         if times.first_audio_played is None or not (parts := times.parts()):
             return
@@ -165,7 +165,7 @@ class Accounts:
         self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
 
     def _count_in(self, stage: Stage) -> int:
-        """Return how many requests are in this stage now."""
+        """Return how many requests are in the stage ``stage`` now."""
         return sum(timeline.stage == stage for timeline in self._unfinished())
 
     def _unfinished(self) -> Iterator[RequestTimeline]:
@@ -217,7 +217,10 @@ MAX_CONTENT_CHARACTERS: Final = 2000
 
 
 def _log_request(session: SessionIdentity, ended: RequestEnded, *, content: bool) -> None:
-    """Write the log line of a request that ended, at the level of its error. ``content``: with what was said."""
+    """Write the log line of an ended request, at the level of its error.
+
+    ``content``: include the texts of both sides.
+    """
     timeline, outcome = ended.timeline, ended.outcome
     final, error = outcome.final, outcome.error
     usage = final.usage
@@ -262,7 +265,7 @@ def _log_played(session: SessionIdentity, timeline: RequestTimeline) -> None:
 
 
 def _times_of(timeline: RequestTimeline) -> dict[str, int]:
-    """Return the moments of an answer by their names in a line: ``first_token_ms``."""
+    """Return the moments of an answer by their names in a log line, such as ``first_token_ms``."""
     told = timeline.times.in_ms()
     told.pop("speech_ended", None)  # from which the others are counted
     return {name if name.endswith(("_ms", "_tokens")) else f"{name}_ms": value for name, value in told.items()}
@@ -325,7 +328,7 @@ _FIELDS: Final = ("traceparent", "tracestate")
 
 
 def take_trace(header: Callable[[str], str | None]) -> None:
-    """Set the trace of sessions that the running task opens: the one that the request's headers name, or none.
+    """Set the trace for sessions that the running task opens: the one that the request's headers name, or none.
 
     ``header`` returns the value of a header field, or None.
     """
@@ -334,13 +337,13 @@ def take_trace(header: Callable[[str], str | None]) -> None:
 
 
 def take_place(client: str, header: Callable[[str], str | None]) -> None:
-    """Note for sessions that the running task opens whether its client is on this machine; see ``is_near``."""
+    """Note whether the client of sessions that the running task opens is on this machine; see ``is_near``."""
     near_client.set(is_near(client, header))
 
 
 def is_near(client: str, header: Callable[[str], str | None]) -> bool:
-    """Whether a client is on this machine, behind no proxy that names itself or its client.
+    """Whether a client is on this machine, and no header shows that a proxy stands in between.
 
-    ``client`` is its address; ``header`` returns the value of a header field, or None.
+    ``client`` is the client's address; ``header`` returns the value of a header field, or None.
     """
     return is_loopback(client) and all(header(name) is None for name in _FORWARDING)

@@ -1,7 +1,7 @@
 """Timelines of sessions and requests, and the observers to which each event is reported.
 
 A conversation records each event once, through the ``mark_*`` methods of its request's timeline, which then reports it
-to the observers (metrics, logs, profiles and traces); none of them keeps times of its own. Times are seconds on the
+to the observers (metrics, logs, profiles and traces). No observer keeps times of its own. Times are seconds on the
 event loop's clock.
 
 Observers are registered at run time. They change nothing, and cannot harm a session: one that raises is removed.
@@ -60,7 +60,7 @@ Step: TypeAlias = Literal[
 
 
 class PassedStage(NamedTuple):
-    """A stage of a request with its times; that of the stage under way ends now."""
+    """A stage of a request with its times. For the stage under way, ``ended`` is the present time."""
 
     stage: Stage
     began: float
@@ -72,7 +72,7 @@ class PassedStage(NamedTuple):
 
 
 class PolicyStart(NamedTuple):
-    """When and by what the start policy fired; ``sequence_id`` is None for an end of input without a chunk."""
+    """When the start policy fired, and by what trigger. ``sequence_id`` is None for an end of input without a chunk."""
 
     at: float
     trigger: StartTrigger
@@ -114,7 +114,7 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a request. ``error`` is the reason why there is no whole answer."""
+    """The end of a request. ``error`` is the reason why the answer is not whole; None if there is none."""
 
     at: float
     final: FinalChunk
@@ -126,7 +126,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestReached:
-    """A request has reached a step. After ``opened``, a refused request reaches no further one."""
+    """A request has reached ``step``. A refused request reaches no step after ``opened``."""
 
     timeline: RequestTimeline
     step: Step
@@ -151,7 +151,10 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlayed:
-    """The first sound of the answer was played; see ``TurnTimes.first_audio_played``. Its final may be out."""
+    """The first audio of the answer was played; see ``TurnTimes.first_audio_played``.
+
+    Its final may have been sent already.
+    """
 
     timeline: RequestTimeline
 
@@ -188,18 +191,21 @@ class SessionTimeline:
         self.unfinished[request.request_id] = request
 
     def withdraw(self) -> None:
-        """Note that a request was taken back, and does not count."""
+        """Note that a request was withdrawn, and does not count."""
         self.request_count -= 1
 
     def speaks(self, request: RequestTimeline) -> None:
-        """Note that the first sound of an answer was sent. Of too many answers the oldest is forgotten."""
+        """Note that the first audio of an answer was sent. Beyond MAX_UNPLAYED answers, the oldest is forgotten."""
         self.unplayed = self.unplayed or {}
         self.unplayed[request.request_id] = request
         if len(self.unplayed) > MAX_UNPLAYED:
             del self.unplayed[next(iter(self.unplayed))]
 
     def played(self, request_id: str | None, when: float) -> None:
-        """Note that an answer began to play at ``when``. Only the first call for an answer counts; None is none."""
+        """Note that the answer to a request began to play at ``when``. Only the first call for each request counts.
+
+        Does nothing if ``request_id`` is None.
+        """
         if request_id and self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
             request.mark_played(when)
 
@@ -242,7 +248,10 @@ class RequestTimeline:
         report: Callable[[RequestProgress], None],
         now: Callable[[], float],
     ) -> None:
-        """Use ``ObservedSession.open_request`` instead, which also reports it. ``by_speech``: speech opened it."""
+        """Use ``ObservedSession.open_request`` instead, which also reports the new timeline.
+
+        ``by_speech``: speech opened it.
+        """
         self.request_id: Final = request_id
         self.task: Final = task
         self.input_mode: Final = input_mode
@@ -282,13 +291,16 @@ class RequestTimeline:
 
     @property
     def first_answer_modality(self) -> OutputModality | None:
-        """The modality that the answer began with. A transcript of the input is an answer to ``transcribe`` only."""
+        """The modality that the answer began with.
+
+        A transcript of the input counts only with the task ``transcribe``.
+        """
         return next((modality for modality in self.first_outputs if self._answers(modality)), None)
 
     def first_output_sec(self, modality: OutputModality | None) -> float | None:
-        """Return the seconds from the end of the input to the first output of ``modality``; 0 if it was earlier.
+        """Return the seconds from the end of the input to the first output of ``modality``; None without one.
 
-        None without such an output.
+        0 if the output came before the end of the input.
         """
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
@@ -296,7 +308,7 @@ class RequestTimeline:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage under way; None once no stage is left."""
+        """The stage under way; None once the last stage has ended."""
         if self.engine_began is not None:
             return "engine" if self.engine_end is None else None
         if self.outcome is not None or self.withdrawn:
@@ -317,7 +329,7 @@ class RequestTimeline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the final is out, or there will be none, and no engine works on the request any more."""
+        """Whether the request has its final, or was withdrawn, and no engine works on it any more."""
         return (self.outcome is not None or self.withdrawn) and self.stage is None
 
     @property
@@ -341,7 +353,7 @@ class RequestTimeline:
         self.admitted = True
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:
-        """Record that the start policy has fired: from here on the request waits for the engine."""
+        """Record that the start policy has fired: from now on the request waits for the engine."""
         now = self.now()
         self.policy = PolicyStart(now, event.trigger, event.sequence_id, len(event.chunks))
         self._reached("policy_fired")
@@ -365,7 +377,7 @@ class RequestTimeline:
         self._report(OutputBegan(self, modality))
 
     def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note words of the input: a guess of them at a pause, which may prove right, or settled ones."""
+        """Note words of the input: settled ones, or a guess at a pause, which may turn out right."""
         if isinstance(words, TranscriptGuess):
             self.times.guess(words.text, self.now())
         elif not words.interim:
@@ -376,11 +388,11 @@ class RequestTimeline:
         self.times.all_sent(self.now())
 
     def mark_turn_decided(self, speech_ended: float, *, audio_ms: int) -> None:
-        """Record that turn detection takes the turn for ended, ``audio_ms`` of audio after the end of its speech."""
+        """Record that turn detection has ended the turn, ``audio_ms`` of audio after the end of its speech."""
         self.times.decide_turn(speech_ended, self.now(), audio_ms)
 
     def mark_played(self, when: float) -> None:
-        """Record that the first sound of the answer was played at ``when``; not before it was sent."""
+        """Record that the first audio of the answer was played at ``when``; not earlier than it was sent."""
         self.times.play(when)
         self._report(AnswerPlayed(self))
 
@@ -396,9 +408,9 @@ class RequestTimeline:
         self._reached("cancelled")
 
     def mark_engine_ended(self, *, whole: bool, error: OmniError | None) -> None:
-        """Record that the engine has released the request.
+        """Record that the engine's call for the request has ended.
 
-        ``whole``: at its own end; ``error``: it failed. Without either, it was cancelled.
+        ``whole``: the engine ended the answer itself. ``error``: the engine failed. Without either, it was cancelled.
         """
         status = "ok" if whole else "cancelled" if error is None else error.code
         self.engine_end = EngineEnd(self.now(), status)
@@ -428,7 +440,7 @@ class RequestTimeline:
         self._report(RequestEnded(self, self.outcome, content))
 
     def mark_withdrawn(self) -> None:
-        """Record that the request was taken back: it was no turn."""
+        """Record that the request was withdrawn: its onset was no turn."""
         self.withdrawn = True
         self._session.withdraw()
         self._forget_if_over()
@@ -446,7 +458,7 @@ class RequestTimeline:
 
 
 class Origin(StrEnum):
-    """Labels of sessions in metrics and logs, by their front end. Further front ends define labels of their own."""
+    """The front end of a session, as a label in metrics and logs. Other front ends define labels of their own."""
 
     WEBSOCKET = "websocket"
     HTTP = "http"
@@ -474,7 +486,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session has ended. An engine may still be working on the end of one of its requests."""
+    """A session has ended. An engine may still be working on one of its requests."""
 
     timeline: SessionTimeline
 
@@ -486,9 +498,9 @@ class InputReceived(Struct, frozen=True):
 
 
 class InputAcknowledged(Struct, frozen=True):
-    """How much input of the session has been accepted in order so far, and what was irregular about it.
+    """How much input of the session has been accepted in order so far, with duplicates and reordering.
 
-    Everything below ``next_sequence_id`` has arrived; ``duplicates`` were dropped.
+    Everything below ``next_sequence_id`` has arrived; ``duplicates`` is the number of chunks dropped as duplicates.
     """
 
     next_sequence_id: int
@@ -511,7 +523,7 @@ class OutputWritten(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OutputStalled:
-    """The outbox was full for ``seconds``, and has room again; ``request_id`` is the request being answered."""
+    """The outbox was full for ``seconds``, and has room again. ``request_id`` is the request being answered."""
 
     request_id: str | None
     seconds: float
@@ -519,7 +531,7 @@ class OutputStalled:
 
 @dataclass(frozen=True, slots=True)
 class SpeechHeard:
-    """Turn detection found the beginning or the end of speech, or what an uncertain beginning was."""
+    """Turn detection has found the beginning or the end of speech, or has decided an uncertain onset."""
 
     event: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
 
@@ -544,7 +556,7 @@ class Observer(Protocol):
     """A receiver of observations; ``Observers`` reports to it."""
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Take note of an observation, without blocking: it runs on the event loop, inside the step it reports.
+        """Receive an observation, without blocking: this runs on the event loop, inside the step that is reported.
 
         The sessions and requests may have begun before this observer was added.
         """
@@ -553,8 +565,8 @@ class Observer(Protocol):
 class Observers:
     """The observers of one server, which may change while it runs.
 
-    Check ``listening`` before making an observation; for those of every chunk or output, check
-    ``listening_to_chunks`` or ``listening_to_outputs``. Making one for nobody costs more than the check.
+    Check ``listening`` before making an observation; for those of every chunk or output, check ``listening_to_chunks``
+    or ``listening_to_outputs``. Making an observation for nobody costs more than the check.
     """
 
     def __init__(self) -> None:
@@ -567,7 +579,10 @@ class Observers:
         self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
-        """Report to ``observer`` from here on; each chunk and each output only if asked for."""
+        """Report to ``observer`` from now on.
+
+        ``every_chunk``, ``every_output``: also report each chunk, and each output.
+        """
         unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
         self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
         self._update()

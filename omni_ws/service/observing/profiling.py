@@ -47,7 +47,7 @@ class ProfileKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """The parameters of a start. None stands for a default; paths are relative to the root of profiles."""
+    """The parameters for starting a profile. None stands for a default; paths are relative to the root of profiles."""
 
     kind: ProfileKind = ProfileKind.WHOLE
     run_id: str | None = None
@@ -68,7 +68,10 @@ class RunningProfile:
 
 @dataclass(frozen=True, slots=True)
 class FinishedProfile:
-    """A profile that was stopped, and its files. ``dropped_events`` counts events that could not be written."""
+    """A profile that was stopped, with its files.
+
+    ``dropped_events`` is the number of events that could not be written.
+    """
 
     run_id: str
     event_files: tuple[Path, ...]
@@ -87,10 +90,11 @@ class Profiling:
         self._lock = asyncio.Lock()
 
     async def start(self, asked: ProfileRequest) -> RunningProfile:
-        """Start a profile, after stopping the one of its kind if it has another ``run_id`` or other traces.
+        """Start a profile.
 
-        An engine that cannot trace is profiled by events alone. Raises InvalidValue for paths that are outside the root
-        or cannot be written.
+        A running profile of the same kind is stopped first, unless it has the same ``run_id`` and traces. An engine
+        that cannot trace is profiled by events alone. Raises InvalidValue for paths that are outside the root or cannot
+        be written.
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
@@ -112,9 +116,9 @@ class Profiling:
             return await self._start(asked.kind, run_id, folder, template)
 
     async def stop(self, kind: ProfileKind, run_id: str | None = None) -> FinishedProfile | None:
-        """Stop a profile. Returns None if there is none, or if it has another ``run_id``. Idempotent.
+        """Stop the profile of this kind. Returns None if none runs, or if its ``run_id`` is another. Idempotent.
 
-        With a ``run_id``, kind WHOLE also stops a run of kind REQUESTS.
+        With a ``run_id``, kind WHOLE also stops a profile of kind REQUESTS with that ``run_id``.
         """
         async with self._lock:
             kinds = [kind]
@@ -231,7 +235,8 @@ class ProfileEvents:
 class _ProfiledSession:
     """Records the events of one session.
 
-    ``acknowledged`` is None until the first acknowledgement of a session that was open before the profile began.
+    ``acknowledged`` is the input that was acknowledged so far. It is None if the session opened before the profile
+    began, until the first acknowledgement.
     """
 
     def __init__(
@@ -244,7 +249,7 @@ class _ProfiledSession:
         self._newest: str | None = None
         #: Requests that opened since the profile began, and are not over.
         self._followed: set[str] = set()
-        #: Requests of which the socket has got no output.
+        #: Requests of which no output was written to the socket yet.
         self._unwritten: set[str] = set()
 
     def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:

@@ -1,7 +1,7 @@
-"""Requests as spans of OpenTelemetry, and the server's metrics by OTLP over HTTP.
+"""Requests as spans of OpenTelemetry, and the server's metrics, both exported by OTLP over HTTP.
 
-Imported only if one of them is on: it needs the extra ``otel``. OpenTelemetry's environment variables configure the
-exporters.
+Imported only if one of the two is enabled, as it needs the extra ``otel``. OpenTelemetry's environment variables
+configure the exporters.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def resource_of_server() -> Resource:
-    """Return the names under which spans and metrics of this server are exported."""
+    """Return the resource (service name and version) under which spans and metrics of this server are exported."""
     return Resource.create({SERVICE_NAME: "omni_ws", SERVICE_VERSION: __version__})
 
 
 def tracer_provider(*processors: SpanProcessor) -> TracerProvider:
     """Return a provider for this server's spans, which OpenTelemetry's environment variables may configure further.
 
-    Call ``shutdown`` at the end; it waits for the network.
+    Call the provider's ``shutdown`` at the end; this waits for the network.
     """
     provider = TracerProvider(resource=resource_of_server())
     for processor in processors:
@@ -84,23 +84,23 @@ def network_processor() -> SpanProcessor:
 
 
 class RequestSpans:
-    """The observer that exports each request as a span when it is over: stages are child spans, other steps events.
+    """The observer that exports each ended request as a span: stages are child spans, other steps are events.
 
     Register it without ``every_chunk`` and ``every_output``. No span contains anything that a client wrote.
     """
 
     def __init__(self, tracer: Tracer, *, model: Callable[[], str] | None = None) -> None:
-        """``model`` returns the name of the model that the server answers with, if that is to be in the spans."""
+        """``model`` returns the name of the model that answers, for the spans; None: the spans do not name it."""
         self._tracer = tracer
         self._model = model
-        #: By session id and request id, where the part belongs that tells when an answer began to play, if its span is
-        #: exported before.
+        #: By session id and request id, the parent of the span that tells when an answer began to play, for requests
+        #: that were exported before playback began.
         self._unplayed: dict[str, dict[str, Context]] = {}
         #: By session id, the context of the trace that its client named; an empty context if it named none.
         self._parents: dict[str, Context] = {}
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Export the request that this observation completes, if it completes one."""
+        """Export the request that this observation completes, if any."""
         match observation:
             case SessionOpened():
                 self._parents[session.session_id] = _PROPAGATOR.extract(incoming_trace.get() or {}, Context())
@@ -147,7 +147,7 @@ class RequestSpans:
         span.end(wall_ns(timeline.now()))
 
     def _export_turn(self, session: SessionIdentity, timeline: RequestTimeline, parent: Context) -> None:
-        """Export what the answer waited for: a span ``turn``, with a child for each part."""
+        """Export a span ``turn`` for the time between the user's speech and the answer, with a child for each part."""
         times = timeline.times
         if not (parts := times.parts()):
             return
@@ -211,7 +211,7 @@ def _attributes(
 
 
 def _events(timeline: RequestTimeline) -> Iterator[tuple[float, str, dict[str, str]]]:
-    """Yield the steps that are no stages: their times, names and attributes."""
+    """Yield the steps that are not stages: their times, names and attributes."""
     if timeline.policy is not None:
         yield timeline.policy.at, "policy_fired", {"omni_ws.trigger": timeline.policy.trigger.value}
     if timeline.input_ended is not None:
@@ -236,12 +236,12 @@ _INTERVAL_MS: Final = 60_000
 
 
 class MetricsExport:
-    """Sends the metrics that ``families`` returns, which is called on the event loop, until it is cancelled."""
+    """Exports metrics at intervals. ``families`` returns the metrics, and is called on the event loop."""
 
     def __init__(
         self, families: Callable[[], list[Metric]], *, model: Callable[[], str], exporter: MetricExporter | None = None
     ) -> None:
-        """``model`` returns the name of the model that the server answers with."""
+        """``model`` returns the name of the model that answers."""
         self._families = families
         self._model = model
         self._exporter = exporter or OTLPMetricExporter()
@@ -249,7 +249,7 @@ class MetricsExport:
         self._began_ns = time.time_ns()
 
     async def run(self) -> None:
-        """Send the metrics at every interval, and once more at the end."""
+        """Export the metrics at every interval until cancelled, and once more at the end."""
         interval_sec = _interval_ms() / 1000
         try:
             while True:
@@ -260,7 +260,10 @@ class MetricsExport:
             await asyncio.to_thread(self._exporter.shutdown)
 
     async def send(self) -> None:
-        """Send the metrics as they are now. A failure is logged, and nothing else: the next interval sends them all."""
+        """Export the present metrics.
+
+        A failure is only logged: as counts are totals, the next export makes up for it.
+        """
         families, now_ns = self._families(), time.time_ns()
         try:
             await asyncio.to_thread(lambda: self._exporter.export(self._data(families, now_ns)))

@@ -1,4 +1,4 @@
-"""Admission: limits on sessions, on the rates of requests and input, and on what a key may use in a day."""
+"""Admission: limits on sessions, on the rates of requests and input, and on the daily use of a key."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that admission may evict while it has had no content. Compared by identity."""
+    """A session that has had no content from its client, so that admission may evict it. Compared by identity."""
 
     @property
     def has_content(self) -> bool:
-        """Whether any content of its client has arrived, so that it keeps its slot."""
+        """Whether any content from the client has arrived. If so, the session keeps its slot."""
         ...
 
     def evict(self) -> None:
-        """End the session, and release its slot at once."""
+        """End the session, and release its slot immediately."""
 
 
 class Slot:
-    """A slot: a place among the server's sessions that a session has taken. Compared by identity."""
+    """A place among the server's sessions, taken by one session. Compared by identity."""
 
     def __init__(self, admission: Admission, key: ApiKey | None, holder: str | None) -> None:
         self._admission = admission
@@ -65,14 +65,14 @@ class Slot:
         self.holder = holder
 
     def keep(self) -> None:
-        """Make a lent slot the session's own. If it was evicted, take another; raises what ``Admission.take`` raises.
+        """Make a lent slot the session's own.
 
-        Idempotent.
+        If the slot was evicted, take another, and raise what ``Admission.take`` raises. Idempotent.
         """
         self._admission.keep(self)
 
     def release(self) -> None:
-        """Make room for another session. Idempotent."""
+        """Give the slot back, for another session. Idempotent."""
         self._admission.release(self)
 
 
@@ -80,16 +80,16 @@ class Admission:
     """Admits or refuses sessions and requests.
 
     A session takes a slot with ``session`` and releases it when the block ends, or with ``take`` and ``Slot.release``.
-    A session of a single request counts as that request; one that carries many asks for each of them with ``request``.
-    Rates belong to a key, across all of its sessions, and outlive them.
+    A session of a single request counts as that request; a session of many requests calls ``request`` for each. Rates
+    belong to a key, across all of its sessions, and outlive them.
 
     A *holder* is a key, or the address of a client without a key. While at least half of the slots are taken, a holder
     may have at most a fair share of them: the slots divided by one more than the number of holders, or by the number of
     keys if that is less. This leaves room for the next holder. A key with ``max_sessions`` has that limit instead.
 
     When all slots are taken, a new session evicts another one: the oldest with a *lent* slot, which is lent until the
-    session calls ``Slot.keep``; otherwise the oldest without any content that has been open for long enough
-    (``opened_empty``). ``room`` waits until there is one that has.
+    session calls ``Slot.keep``; otherwise the oldest session without content whose patience has passed
+    (``opened_empty``). ``room`` waits until there is one.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Admission:
         self._no_sessions.set()
 
     def drain(self) -> None:
-        """Refuse new sessions from now on, also those that wait for a slot."""
+        """Refuse new sessions from now on, including those that wait for a slot."""
         self.draining = True
         while self._waiting:
             self._wake_next()
@@ -160,9 +160,10 @@ class Admission:
             slot.release()
 
     def take(self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False) -> Slot:
-        """Take a slot. ``client`` is the peer's address; a ``lent`` slot can be evicted until it is kept.
+        """Take a slot.
 
-        Raises ShuttingDown, EngineOverloaded when the server is full, and RateLimited when the holder has its share.
+        ``client`` is the address of the peer. A ``lent`` slot can be evicted until ``Slot.keep`` is called. Raises
+        ShuttingDown; EngineOverloaded when the server is full; RateLimited when the holder has its share.
         """
         holder = self._holder(key, client)
         slot = Slot(self, key, holder)
@@ -180,9 +181,9 @@ class Admission:
         self._check(key, self._holder(key, client))
 
     async def room(self, key: ApiKey | None, *, client: str = "") -> None:
-        """Wait for a slot, if all are taken and a session without content may soon be evicted.
+        """If all slots are taken, wait for one, provided that a session without content may soon be evicted.
 
-        At most as many callers wait as there are such sessions. Raises what ``check`` raises.
+        At most as many callers wait as there are sessions without content. Raises what ``check`` raises.
         """
         holder = self._holder(key, client)
         until = _now() + EMPTY_SEC
@@ -211,16 +212,16 @@ class Admission:
             waiter.set_result(None)
 
     def opened_empty(self, session: EmptySession, *, patience: float = EMPTY_SEC) -> None:
-        """Note a session that has had no content: after ``patience`` (0 or EMPTY_SEC) it may be evicted."""
+        """Note a session without content. After ``patience`` seconds (0 or EMPTY_SEC) it may be evicted."""
         self._empty[patience][session] = _now()
 
     def ended(self, session: EmptySession) -> None:
-        """Forget a session that was noted by ``opened_empty``. Idempotent."""
+        """Forget a session that ``opened_empty`` noted. Idempotent."""
         for sessions in self._empty.values():
             sessions.pop(session, None)
 
     def _oldest_empty(self) -> Iterator[tuple[float, EmptySession, float]]:
-        """Yield the oldest session without content of each patience: when it opened, the session, its eviction time."""
+        """Yield (opening time, session, eviction time) of the oldest session without content, for each patience."""
         for patience, sessions in self._empty.items():
             while sessions:
                 session, opened = next(iter(sessions.items()))
@@ -268,7 +269,7 @@ class Admission:
         self._wake_next()
 
     def _evict(self) -> None:
-        """Free a slot if none is free."""
+        """Evict a session if no slot is free."""
         if self._counts.total < self.max_sessions:
             return
         if self._lent:
@@ -283,7 +284,7 @@ class Admission:
             raise self._refused("session", refusal)
 
     def _refusal(self, key: ApiKey | None, holder: str | None) -> OmniError | None:
-        """Return why a session cannot have a slot now; None if it can."""
+        """Return the error that refuses a session now; None if it can have a slot."""
         if self.draining:
             return ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS)
         own_limit = None if key is None else key.max_sessions
@@ -322,7 +323,7 @@ class Admission:
     def request(self, key: ApiKey | None) -> None:
         """Count a request against the rate of ``key``.
 
-        Raises RateLimited, counting nothing, beyond the rate, and when the key has used its amounts of the day.
+        Raises RateLimited, and counts nothing, if the rate is exceeded, or the key has used up a daily limit.
         """
         if key is None:
             return
@@ -341,10 +342,10 @@ class Admission:
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def reserve(self, owner: str | None) -> None:
-        """Reserve RESERVED_TOKENS and RESERVED_AUDIO_MS of the daily limits of the key named ``owner`` for a request.
+        """Reserve RESERVED_TOKENS and RESERVED_AUDIO_MS of a key's daily limits, for a request that begins now.
 
-        The request begins now; ``spent`` releases them. Raises RateLimited, and reserves nothing, if the rest is used
-        or reserved.
+        ``owner`` is the name of the key. ``spent`` releases the reservation. Raises RateLimited, and reserves nothing,
+        if the limits are used up or reserved.
         """
         if self._daily_use is not None:
             try:
@@ -353,15 +354,15 @@ class Admission:
                 raise self._refused("request", refusal) from None
 
     def spent(self, owner: str | None, *, tokens: int, audio_ms: int, reserved: bool) -> None:
-        """Count what a request of the key named ``owner`` has used, when it has ended.
+        """Count what an ended request of the key named ``owner`` has used.
 
-        ``reserved`` says whether it was one that ``reserve`` admitted.
+        ``reserved``: ``reserve`` admitted this request, so that its reservation is released.
         """
         if self._daily_use is not None:
             self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count the use of a request that has ended, however it ended: of all observations an Observer needs these."""
+        """Count the use of a request when it has ended, however it ended. Other observations are ignored."""
         if isinstance(observation, RequestEnded):
             usage = observation.outcome.final.usage
             self.spent(
@@ -376,7 +377,7 @@ class Admission:
         return wanted if owner in self._preferred else max(0, wanted)
 
     def input_pace(self, key: ApiKey | None) -> InputPace | None:
-        """Return the pace at which to read all connections of ``key`` together; None if the key has no limit."""
+        """Return the pace at which to read from all connections of ``key`` together; None if the key has no limit."""
         if key is None or key.input_bytes_per_sec is None:
             return None
         bucket = self._input.get(key.name)
@@ -389,7 +390,7 @@ class Admission:
 
 
 def session_too_long(limit: float) -> RateLimited:
-    """Return the error that ends a session after ``limit`` seconds; the client may open another session at once."""
+    """Return the error that ends a session after ``limit`` seconds. The client may then open another session."""
     return RateLimited(
         f"a session of this key may last {limit:g} seconds; open another one", retry_after_ms=SLOT_RETRY_MS
     )
@@ -407,9 +408,9 @@ def _now() -> float:
 
 
 class SlotCounts:
-    """Counts of the taken slots of a server that is a single process; base class of those of several.
+    """Counts of the taken slots of a server with a single process; the base class of the counts of several workers.
 
-    The holder None counts against the server alone.
+    Slots of the holder None count against the server alone.
     """
 
     def __init__(self) -> None:
@@ -422,11 +423,11 @@ class SlotCounts:
         return self._total
 
     def held(self, holder: str) -> int:
-        """Return how many slots ``holder`` has."""
+        """Return how many slots ``holder`` has taken."""
         return self._held[holder]
 
     def holders(self, beside: str) -> int:
-        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
+        """Return how many holders have a slot, counting ``beside`` even if it has none."""
         return len(self._held.keys() | {beside})
 
     def add(self, holder: str | None) -> None:
@@ -444,7 +445,10 @@ class SlotCounts:
                 del self._held[holder]
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
+        """Return the token bucket for a rate of a key.
+
+        ``kind`` is ``requests`` or ``input``. Called once for each bucket.
+        """
         return TokenBucket(rate=rate, capacity=capacity, now=now)
 
 
@@ -464,8 +468,8 @@ class _Content(msgspec.Struct):
 class DailyUseFile:
     """The file that keeps the daily use of keys over restarts.
 
-    The counts are read at the start; when they have changed, all are written, in a worker thread. The
-    file belongs to one server at a time: a second one is refused, as it would overwrite what the first counts.
+    The counts are read at the start. When they have changed, all are written, in a worker thread. The file belongs to
+    one server at a time: a second server is refused, as it would overwrite the counts of the first.
     """
 
     def __init__(self, path: Path, use: DailyUse) -> None:
@@ -491,7 +495,7 @@ class DailyUseFile:
 
     @classmethod
     def configured(cls, config: ServerConfig, keys: Iterable[ApiKey]) -> Self | None:
-        """Return the file of a server with these keys; None if none of the keys has a daily limit."""
+        """Return the file of a server with these keys; None if no key has a daily limit."""
         limits = daily_limits(keys)
         if not limits:
             return None
@@ -548,7 +552,7 @@ class DailyUseFile:
 
 
 def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
-    """Return the daily limits by the names of the keys that have any."""
+    """Return the daily limits by key name, for keys that have any."""
     return {
         key.name: DailyLimits(key.tokens_per_day, key.audio_seconds_per_day)
         for key in keys
@@ -557,7 +561,10 @@ def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
 
 
 def _locked(path: Path) -> int:
-    """Lock a file until this process ends or closes it. Returns its descriptor. Raises BlockingIOError if locked."""
+    """Lock a file until this process ends or closes it.
+
+    Returns its descriptor. Raises BlockingIOError if it is locked.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if sys.platform != "win32":
         import fcntl

@@ -1,4 +1,4 @@
-"""SessionFactory, which opens the sessions of a server and owns what they share; and chats, Summaries among them."""
+"""SessionFactory, which opens the sessions of a server and owns what they share; Chats, and Summaries in chats."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ logger = logging.getLogger(__name__)
 
 
 def configured_store(config: SessionsConfig, *, budget: ByteBudget, metrics: Metrics) -> SessionStore | None:
-    """Return the store of ``sessions.store``, which is to be started; None for ``memory``.
+    """Return the store that ``sessions.store`` names, not started; None for ``memory``.
 
     Raises ConfigurationError for a key that cannot be read.
     """
@@ -152,7 +152,7 @@ class SessionFactory:
     ) -> None:
         """``group`` is set if this process is one of several workers, which share limits.
 
-        ``chat_engine`` answers in the chats beside sessions; None: ``engine`` does.
+        ``chat_engine`` answers in the chats that the server itself opens (Chats); with None, ``engine`` does.
         """
         self.group = group
         self.engine = engine
@@ -201,7 +201,7 @@ class SessionFactory:
 
     @property
     def model(self) -> ServedModel:
-        """The served model. An engine in front of another server knows its name only once it has started."""
+        """The served model. An engine that forwards to another server knows its name only once it has started."""
         names = self.config.served_model_name or (self.engine.model,)
         aliases = {*self.config.served_model_alias, LOCAL_MODEL}
         if growing_llm(self.engine) is not None and not self.config.served_model_name:
@@ -210,14 +210,20 @@ class SessionFactory:
 
     @property
     def any_model(self) -> ServedModel:
-        """The served model under any name, for clients of other servers; exact with ``strict_model_names``."""
+        """The served model, which also answers to any other name, as clients of other servers need.
+
+        With ``strict_model_names`` it has only its own names.
+        """
         model = self.model
         if self.config.strict_model_names:
             return model
         return replace(model, stand_in=self._stand_in)
 
     def _stand_in(self, name: str) -> None:
-        """Log once that a client asked for the model by another name; the name only if content may be logged."""
+        """Log, the first time, that a client asked for the model by another name.
+
+        The name is logged only if content may be.
+        """
         if not self._has_stood_in:
             self._has_stood_in = True
             asked = {"asked": name[:_SHOWN_CHARACTERS]} if self.config.log_content else {}
@@ -225,7 +231,7 @@ class SessionFactory:
             write_line(model_log, logging.INFO, message, **asked, served=self.model.names[0])
 
     def sum_up_by(self, summaries: SumsUp) -> None:
-        """Have the talks of sessions that open from now on summed up."""
+        """Have ``summaries`` sum up the conversations of sessions that open from now on."""
         self._limits = replace(self._limits, summaries=summaries)
 
     def check_ready(self) -> None:
@@ -266,7 +272,7 @@ class SessionFactory:
             stored: The budget for its output, if that is kept for readers.
             survives: Whether it can be saved at any time, to be restored in another server.
             session_id: The id of a session that is restored; None for a new one.
-            engine: What answers in place of the server's engine, with text.
+            engine: The engine that answers, with text, in place of the server's engine.
         """
         now = asyncio.get_running_loop().time
 
@@ -298,20 +304,20 @@ class SessionFactory:
         return conversation
 
     def _allow_mcp(self, conversation: Conversation, *, readers: bool) -> None:
-        """Let the client name MCP servers, if the operator lists any; not where ``readers`` poll the answer."""
+        """Let the client name MCP servers, if the operator lists any. Not if ``readers`` poll the answer (Mode B)."""
         if self._mcp_reach is not None and not readers:
             mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
             mcp.keep_with(ServerResults(conversation))
             conversation.configuration.mcp = mcp
 
     def _engine_changed(self) -> None:
-        """Have the open sessions follow the engine, whose capabilities may have changed."""
+        """Adapt open sessions to the engine, whose capabilities have changed."""
         for conversation, kind in [*self.conversations.items()]:
             if not kind["single_request"] and conversation.engine is self.engine:
                 conversation.follow(self._rules(**kind))
 
     def _account(self) -> SessionAccount:
-        """Return the budget of a session: for all its input and output, and as much again for its history and work."""
+        """Return the budget of a session: its largest input and output, and as much again for history and work."""
         streaming = self.config.streaming_input
         return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
 
@@ -340,14 +346,14 @@ class SessionFactory:
         account: SessionAccount | None = None,
         engine: Engine | None = None,
     ) -> Configuration:
-        """Return the configuration that a session begins with, charged to its ``account``; see ``open``."""
+        """Return the initial configuration of a session, charged to its ``account``; see ``open``."""
         rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
         if engine is not None:
             rules = replace(rules, capabilities=engine.capabilities)
         return Configuration(rules, account)
 
     def connect_gauges(self) -> None:
-        """Bind the gauges of the metrics, which are read at each scrape and cost nothing in between."""
+        """Connect the gauges of the metrics to functions that are called at each scrape."""
         metrics, engine, admission, budget = self.metrics, self.engine, self.admission, self.budget
         metrics.sessions_active.set_function(lambda: admission.sessions)
         metrics.sessions_limit.set(admission.max_sessions)
@@ -376,14 +382,17 @@ class SessionFactory:
         total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
 
     def _new_id(self) -> str:
-        """Return an id for a session. It begins with the ``replica_id``, by which a load balancer finds the replica."""
+        """Return an id for a session.
+
+        It begins with the ``replica_id``, from which a load balancer knows the replica.
+        """
         replica = self.config.replica_id
         worker = f"{self.worker}_" if self.group else ""
         return new_id(f"{replica}_{worker}sess_" if replica else f"{worker}sess_")
 
     @property
     def worker(self) -> str | None:
-        """The name of this worker, which is a part of ids so that other workers find it; None without workers."""
+        """The name of this worker, which is part of session ids so that other workers find it; None without workers."""
         return None if self.group is None else self.group.name
 
     def _rules(
@@ -417,7 +426,7 @@ class SessionFactory:
         return replace(limits, stream=replace(limits.stream, max_total_bytes=total))
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
-        """Return the operator's defaults for a session's configuration. HTTP responses are never paced."""
+        """Return the operator's defaults for a session's configuration. ``paced`` is false for HTTP responses."""
         streaming = self.config.streaming_input
         wanted = {
             "start_policy": streaming.start_policy,
@@ -437,7 +446,7 @@ def _idle_prompt(streaming: StreamingInputConfig) -> Mapping[str, Any] | None:
 
 
 def _is_up(engine: HasParts, role: str) -> bool:
-    """Return whether a part of the engine is healthy; if the LLM does the work of that part, whether the LLM is."""
+    """Return whether the part of the engine that has ``role`` is healthy; the LLM, if it does the work of that part."""
     states = engine.part_states
     return states.get(role, states["llm"]) is EngineState.OK
 
@@ -466,7 +475,7 @@ _OF_ALL: Final[dict[str, Any]] = {"task": "chat", "modalities": ["text"], "idle_
 
 
 class Chats:
-    """Opens the chats of a server. ``engine`` answers in them; None for the engine that answers all."""
+    """Opens chats: conversations of the server's own with a model. ``engine`` answers; None for the server's engine."""
 
     def __init__(self, factory: SessionFactory, engine: Engine | None = None) -> None:
         self._factory = factory
@@ -474,10 +483,11 @@ class Chats:
         self._lives: set[asyncio.Task[None]] = set()
 
     def open(self, of: Conversation, receive: Callable[[ServerMessage], None], *, in_background: bool = False) -> Chat:
-        """Open a chat of the session of ``of``, until its ``close``. Its requests count like those of the session.
+        """Open a chat on behalf of the session of ``of``, until ``Chat.close``.
 
-        ``receive`` is called with each message, and must not raise. ``in_background``: the server asks by itself, the
-        engine of the session; the requests count in daily limits alone.
+        Its requests count as those of that session. ``receive`` is called with each message, and must not raise.
+        ``in_background``: the server asks the session's engine of its own accord, so that the requests count only
+        against daily limits.
         """
         own = None if of.engine is self._factory.engine else of.engine
         conversation = self._factory.open(
@@ -496,7 +506,7 @@ class Chats:
         return chat
 
     async def close(self) -> None:
-        """Wait until no chat is left. The sessions must have ended."""
+        """Wait until all chats have ended. The sessions must have ended before."""
         if self._lives:
             await asyncio.wait(self._lives)
         if self._engine is not None:
@@ -504,7 +514,10 @@ class Chats:
 
 
 class Chat(Attachment):
-    """One chat: a conversation, and what carries it. Its requests come whole (``Conversation.respond``)."""
+    """A conversation of the server's own with a model, and its carrier.
+
+    Each request comes whole (``Conversation.respond``).
+    """
 
     def __init__(self, conversation: Conversation, receive: Callable[[ServerMessage], None]) -> None:
         self.conversation = conversation
@@ -516,7 +529,7 @@ class Chat(Attachment):
         conversation.suspend_time(True)
 
     def configure(self, **patch: Any) -> None:
-        """Configure the requests from now on. Raises an InvalidRequest, and changes nothing then."""
+        """Configure later requests. Raises an InvalidRequest, and then changes nothing."""
         self.conversation.configure({**_OF_ALL, **patch})
 
     def output_ready(self) -> None:
@@ -527,12 +540,15 @@ class Chat(Attachment):
             self._receive(message)
 
     def close(self) -> None:
-        """Stop the answers, and release everything at the next opportunity. Nothing is received after that."""
+        """Stop the answers, and release everything in the next pass of the loop.
+
+        No message is received after this call.
+        """
         self.has_ended = True
         self._closed.set()
 
     async def run(self) -> None:
-        """Answer requests until the end."""
+        """Answer requests until the chat ends."""
         answers = asyncio.create_task(self.conversation.run())
         closed = asyncio.create_task(self._closed.wait())
         try:
@@ -554,37 +570,37 @@ class Chat(Attachment):
 # Summaries: sums up long talks in the background, by the model that answers in them or by rules.
 
 
-#: How long after a failure a talk is left alone, in seconds.
+#: Seconds after a failure in which a conversation is not summed up.
 RETRY_SEC: Final = 60.0
-#: How many talks are summed up at a time by an engine that answers many at once.
+#: How many conversations are summed up at a time if the engine can answer many at the same time.
 MAX_AT_ONCE: Final = 4
 
 
 @dataclass(slots=True)
 class _Draft:
-    """Notes that have not taken the place of their items yet."""
+    """Notes that have not replaced their items in the history yet."""
 
     items: list[HistoryItem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 class Summaries(SumsUp):
-    """Sums up the talks of a server. A conversation tells it when nobody speaks.
+    """Sums up the older part of long conversations. A conversation tells it whether anybody speaks.
 
-    **When.** A talk is summed up once its history has outgrown its share of the model's context (``summing.sizes``),
-    while nobody speaks in it and no answer is due. As soon as that changes, the model's work is dropped, and begins
-    again in the next pause; notes on portions that were finished are kept meanwhile. Where the model shares a machine's
-    cores (``EngineCapabilities.shares_cores``), one talk at a time is summed up, while no session waits for the model,
-    and any answer ends it.
+    **When.** A conversation is summed up once its history has outgrown its share of the model's context
+    (``summing.sizes``), while nobody speaks in it and no answer is due. As soon as that changes, the model's work is
+    dropped, and begins again in the next pause; notes on portions that were finished are kept meanwhile. Where the
+    model shares a machine's cores (``EngineCapabilities.shares_cores``), one conversation at a time is summed up, only
+    while no session waits for the model, and any answer stops the work.
 
-    **How.** Where the model shares a machine's cores it is taken for a small one: rules select what the user said, if
-    they know the language (``summing.selected``). Any other model is asked for notes, in a chat of its own, without
-    history. When all that is due is noted, the notes take the place of these messages at once, in what requests see
-    from then on: that moves the beginning of the prompt, which engines have computed already, as seldom as dropping the
-    oldest turns would. A model that shares the cores then computes the new beginning in the same pause, since it takes
-    seconds for it.
+    **How.** A model that shares a machine's cores is assumed to be small: rules select sentences of the user, if they
+    know the language (``summing.selected``). Any other model is asked for notes, in a chat of its own, without history.
+    When everything that is due is noted, the notes replace all these messages in one step, in what requests see from
+    then on: this changes the beginning of the prompt, which engines have computed already, as seldom as dropping the
+    oldest turns would. A model that shares the cores then computes the new beginning in the same pause, which takes it
+    seconds.
 
-    What fails is not told to the client. It is tried again after the next answer; until then the oldest turns are
+    Clients are not told of failures. The work is tried again after the next answer; until then the oldest turns are
     dropped as without summaries.
     """
 
@@ -593,24 +609,24 @@ class Summaries(SumsUp):
         self._metrics = metrics
         #: The conversations in which somebody speaks, or an answer is due.
         self._busy: WeakSet[Conversation] = WeakSet()
-        #: Those that are to be summed up, in the order in which they came to that.
+        #: Conversations that wait to be summed up, in the order in which that became due.
         self._waiting: dict[Conversation, None] = {}
         self._running: dict[Conversation, asyncio.Task[bool]] = {}
         self._drafts: WeakKeyDictionary[Conversation, _Draft] = WeakKeyDictionary()
-        #: Until when talks are left alone, as the model has failed.
+        #: By conversation, the time before which it is not summed up, after the model has failed.
         self._not_before: WeakKeyDictionary[Conversation, float] = WeakKeyDictionary()
-        #: The conversations in which a model sums up.
+        #: The conversations of chats in which a model is asked for notes.
         self._own: WeakSet[Conversation] = WeakSet()
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no conversation is being summed up or waits for that."""
         return not self._running and not self._waiting
 
     # what conversations tell
 
     def disturb(self, conversation: Conversation) -> None:
-        """Give way: in this conversation somebody speaks, or an answer is due."""
+        """Interrupt the work for this conversation: somebody speaks, or an answer is due."""
         if conversation in self._own:
             return
         self._busy.add(conversation)
@@ -625,7 +641,7 @@ class Summaries(SumsUp):
                 task.cancel()
 
     def note_quiet(self, conversation: Conversation) -> None:
-        """Note that in this conversation nobody speaks, and no answer is due."""
+        """Note that nobody speaks in this conversation, and no answer is due."""
         if conversation in self._own:
             return
         self._busy.discard(conversation)
@@ -635,7 +651,7 @@ class Summaries(SumsUp):
             self._begin()
 
     def forget(self, conversation: Conversation) -> None:
-        """Do nothing more for a conversation, which ends."""
+        """Stop all work for a conversation, which ends."""
         self._waiting.pop(conversation, None)
         self._busy.discard(conversation)
         self._drafts.pop(conversation, None)
@@ -697,7 +713,7 @@ class Summaries(SumsUp):
             self._begin()
 
     async def _sum_up(self, conversation: Conversation, size: Sizes) -> bool:
-        """Sum up what is due. Returns whether requests see it from now on."""
+        """Sum up the messages that are due. Returns whether requests now see the notes in their place."""
         history, draft = conversation.ledger.history, self._draft(conversation)
         asking = _Asking(self._chats, conversation, self._own)
         shares = conversation.engine.capabilities.shares_cores
@@ -735,7 +751,7 @@ class Summaries(SumsUp):
         return True
 
     def _draft(self, conversation: Conversation) -> _Draft:
-        """Return the notes so far, if their items are still the next ones."""
+        """Return the draft of a conversation; a new one if its items are no longer the oldest of the history."""
         draft = self._drafts.get(conversation)
         if draft is None or not conversation.ledger.history.is_next(draft.items):
             draft = self._drafts[conversation] = _Draft()
@@ -743,9 +759,9 @@ class Summaries(SumsUp):
 
 
 async def _compute_ahead(conversation: Conversation) -> None:
-    """Let the model compute what the next request begins with, and write one token, which nobody sees.
+    """Have the model compute the beginning of the next prompt, by a request for one token, which nobody sees.
 
-    What was computed until somebody speaks is not lost: engines keep it for the conversation.
+    If somebody speaks meanwhile, the part computed so far is not lost: engines keep it for the conversation.
     """
     config = conversation.configuration.effective
     request = GenerationRequest(
@@ -774,7 +790,7 @@ async def _compute_ahead(conversation: Conversation) -> None:
 
 
 class _Asking:
-    """A chat in which a model is asked for notes on one talk. It opens with the first question."""
+    """A chat in which a model is asked for notes on one conversation. It opens with the first question."""
 
     def __init__(self, chats: Chats, of: Conversation, own: WeakSet[Conversation]) -> None:
         self._chats = chats
@@ -785,7 +801,7 @@ class _Asking:
         self._error: OmniError | None = None
 
     async def ask(self, question: str, instructions: str) -> str:
-        """Return what the model answers. Raises an OmniError."""
+        """Return the model's answer to ``question``. Raises an OmniError."""
         chat = self._chat or self._open()
         able = chat.conversation.engine.capabilities.sampling
         # Notes begin alike: a penalty on repetitions would end them early.

@@ -1,21 +1,22 @@
-"""Keepers of sessions in the store, and who may have a record of it.
+"""Keepers, each of which writes one session to the store; and the check who may have the record of a session.
 
 A keeper writes its session to the store, and holds back output until the store has it.
 
-**A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the frames of the client as
-they came, and the outputs of the running answer (ToldOutput).
+**A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the client's frames as they
+arrived, and the outputs of the running answer (ToldOutput).
 
-**Input.** A frame takes effect at once. Chunks are appended together, when they are to be acknowledged, and are
-acknowledged once they are settled; until then the client would send them again. Every other frame is appended at once.
+**Input.** A frame takes effect on arrival. Chunks are appended to the log together, when they are to be acknowledged,
+and are acknowledged once they are settled; until then the client would send them again. Every other frame is appended
+on arrival.
 
 **Output.** The keeper is the Gate of the session's OutputLog. Text of an answer and fragments of tool calls are
-appended, and sent once they are settled. Audio is appended and waits for nothing. What concerns one connection is not
-kept. Every other message marks the session for a snapshot, which is taken in the next pass of the loop and has the
-message among those that wait; the message is sent once the snapshot is settled. So the store has all that a client has,
-but the newest audio, and a process whose lease is lost can tell its client nothing.
+appended, and sent once they are settled. Audio is appended, and sent without waiting. Messages that concern one
+connection are not kept. Every other message makes the keeper take a snapshot in the next pass of the loop, which has
+the message among those that wait; the message is sent once the snapshot is settled. So the store has everything that a
+client has, except the newest audio, and a process whose lease is lost can tell its client nothing.
 
-**Another process** that takes the session restores the snapshot, tells the outputs of the log again (``tell_again``),
-and receives the frames of the log as if the client had just sent them.
+**Another process** that takes the session restores the snapshot, replays the outputs of the log (``tell_again``), and
+receives the frames of the log as if the client had just sent them.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ _AUDIO: Final = OutputModality.AUDIO  # found faster than a member of an enum
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
 _decode_frames: Final = msgspec.msgpack.Decoder(list[bytes]).decode
-#: Bytes of a log from which on a snapshot takes its place, unless that is larger: what is written stays within twice
-#: what there is to write.
+#: Bytes of a log after which a snapshot replaces it; the size of the snapshot, if that is larger. So at most twice the
+#: necessary bytes are written.
 LOG_BYTES: Final = 1024 * 1024
-#: The ticket of what is never sent.
+#: The ticket of a message that is never sent.
 _NEVER: Final = 1 << 62
 
 
 class ReceivedFrame(msgspec.Struct, frozen=True):
-    """A client's frame, in the log of a record."""
+    """A client's frame in the log of a record."""
 
     data: bytes
     is_text: bool
@@ -87,14 +88,17 @@ def read_entries(entries: Iterable[bytes]) -> tuple[list[ToldOutput], list[Recei
 
 
 class Keeper(Gate, LeaseHolder):
-    """The keeper of one session: writes it to the store, and is the gate of its output; see the module."""
+    """The keeper of one session: writes it to the store, and is the gate of its output.
+
+    The module docstring explains how.
+    """
 
     def __init__(self, session: Session, store: SessionStore, lease: Lease) -> None:
         self._session = session
         self._store = store
         self._lease = lease
         lease.holder = session.outbox.gate = self
-        #: None before the first client: it is told by ``tell`` what it has to know.
+        #: See ``tell``; None before the first client.
         self._kept: Callable[[bool], None] | None = None
         #: The newest ticket, see Gate.
         self._ticket = 0
@@ -104,26 +108,27 @@ class Keeper(Gate, LeaseHolder):
         self._frames: list[bytes] = []
         self._kinds: list[bytes] = []
         self._frame_bytes = 0
-        #: Bytes of the log, and at how many a snapshot takes its place.
+        #: Bytes of the log, and the number of bytes at which a snapshot replaces it.
         self._logged = 0
         self._most_logged = LOG_BYTES
-        #: Called when that snapshot is settled.
+        #: Called when the marked snapshot is settled.
         self._after: list[Callable[[], None]] = []
-        #: Whether the session is not kept, and the client was told so; and whether it ever was told.
+        #: Whether the client was told that the session is not kept, and not yet that it is again; and whether it was
+        #: ever told so.
         self._told_degraded = self._ever_told = False
-        #: Whether nothing is written and sent any more, as the session is another process's.
+        #: Whether nothing is written and sent any more, as another process has the session.
         self._sealed = False
         #: Whether the session was left in the store, for another process.
         self.handed_over = False
 
     @property
     def resumable(self) -> bool:
-        """Whether another process could go on with the session."""
+        """Whether another process could continue the session."""
         return not self._store.degraded and not self._told_degraded
 
     @property
     def has_left(self) -> bool:
-        """Whether the record is for another process, or is another's already."""
+        """Whether this process no longer has the record: it was handed over, or another process took it."""
         return self.handed_over or self._lease.lost
 
     # output, see Gate
@@ -171,7 +176,7 @@ class Keeper(Gate, LeaseHolder):
     def receive(self, data: bytes, *, is_text: bool, again: bool) -> None:
         """Keep a frame of the client, which takes effect within this call of the loop.
 
-        ``again``: the client sends it again if it is lost before it is acknowledged.
+        ``again``: if the frame is lost before it is acknowledged, the client sends it again.
         """
         if self._marked:
             return
@@ -193,7 +198,7 @@ class Keeper(Gate, LeaseHolder):
         self._frame_bytes = 0
 
     def when_settled(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
+        """Call ``call`` once everything so far is in the store; immediately if it is, or if the store is degraded."""
         self._append_frames()
         if self._marked:
             self._after.append(call)
@@ -201,7 +206,10 @@ class Keeper(Gate, LeaseHolder):
             self._store.when_settled(self._lease, call)
 
     async def settled(self) -> bool:
-        """Wait until everything so far is in the store, or the store is out of order. Returns False if it was lost."""
+        """Wait until everything so far is in the store, or the store is degraded.
+
+        Returns False if the lease was lost.
+        """
         self._append_frames()
         if self._marked:
             self._snapshot()
@@ -209,7 +217,10 @@ class Keeper(Gate, LeaseHolder):
         return not self._lease.lost
 
     async def still_writes(self) -> bool:
-        """Write a snapshot. Returns whether that was done; False also if the store is out of order."""
+        """Write a snapshot.
+
+        Returns whether it is in the store: False if the lease was lost or the store is degraded.
+        """
         self.mark()
         return await self.settled() and self._lease.whole
 
@@ -245,9 +256,9 @@ class Keeper(Gate, LeaseHolder):
             store.when_settled(lease, self._recovered)
 
     def hand_over(self) -> bool:
-        """Leave the session in the store as it is now: nothing is written, and nothing is sent any more.
+        """Leave the session in the store for another process. From now on nothing is written, and nothing is sent.
 
-        Returns False, having done nothing, if the store does not take it.
+        Returns False, having done nothing, if the store cannot take the session now.
         """
         self._snapshot()
         if not self._lease.whole:
@@ -257,7 +268,7 @@ class Keeper(Gate, LeaseHolder):
         return True
 
     def end(self) -> None:
-        """Delete the record as the session has ended, unless the session was handed over."""
+        """Delete the record, as the session has ended, unless the session was handed over."""
         self._sealed = True
         if not self.handed_over:
             self._store.release(self._lease, delete=True)
@@ -265,9 +276,10 @@ class Keeper(Gate, LeaseHolder):
     # what the store tells, see LeaseHolder
 
     def tell(self, kept: Callable[[bool], None]) -> None:
-        """Call ``kept`` with False when the store fails, at once if it has failed; with True when it works again.
+        """Have ``kept`` called with False when the store fails, and with True when it works again.
 
-        A client that comes back is told at once, too: what it was told before may have been lost with its connection.
+        ``kept`` is called immediately if the store has failed. So it is for a client that comes back, if the store ever
+        failed: an earlier message may have been lost with the client's connection.
         """
         self._kept = kept
         if self._ever_told:
@@ -297,8 +309,8 @@ class Keeper(Gate, LeaseHolder):
 # Records of the store that are compared before they are read: who may have which, and what is said if not.
 
 
-#: A process writes that it has given a record back after it has answered, and a busy one later: so long another waits
-#: for that, and so often it looks.
+#: A process tells the store that it has given a record back only after it has answered, and later if it is busy. For
+#: how many seconds another process waits for that, and how often it looks.
 GIVING_BACK_SEC: Final = 0.5
 _LOOKS: Final = 10
 #: When a client may ask again for a session that another process has.
@@ -306,12 +318,12 @@ HELD_RETRY_MS: Final = 1000
 
 
 def token_digest(token: str) -> bytes:
-    """Return what a record has in place of a token."""
+    """Return the digest of a token, which records contain in place of the token."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
 def admits(clear: ClearPart, key: ApiKey | None, token: str | None) -> bool:
-    """Return whether a client with this key may have a record; with ``token`` not None, that must be one of its own."""
+    """Return whether a client with this key may have the record; a ``token`` that is not None must be the record's."""
     if clear.owner != key_name(key):
         return False
     presented = None if token is None else token_digest(token)
@@ -319,13 +331,13 @@ def admits(clear: ClearPart, key: ApiKey | None, token: str | None) -> bool:
 
 
 def is_spent(clear: ClearPart, token: str) -> bool:
-    """Return whether another connection has come back with this token already."""
+    """Return whether another connection has already used this token to resume."""
     return any([hmac.compare_digest(token_digest(token), one) for one in clear.tokens[1:]])
 
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Raise EngineOverloaded in place of a StoreError of the block."""
+    """Turn a StoreError of the block into EngineOverloaded."""
     try:
         yield
     except StoreError as error:
@@ -335,10 +347,11 @@ def store_errors() -> Iterator[None]:
 async def find_record(
     store: SessionStore, session_id: str, *, kind: str, key: ApiKey | None, token: str | None
 ) -> FoundRecord:
-    """Return the clear part of a record of ``kind`` that this client may have.
+    """Return the clear part of the record of a session, if this client may have it.
 
-    It may with the key that opened the session. ``token``: what it must present besides; None for nothing. Raises
-    SessionNotFound, whatever is wrong, and EngineOverloaded if the store does not answer.
+    The client must have the key that opened the session and, unless ``token`` is None, one of its tokens. Raises
+    SessionNotFound if it may not, or there is no such record of ``kind``, without saying which; EngineOverloaded if the
+    store does not answer.
     """
     with store_errors():
         found = await store.peek(session_id)
@@ -348,7 +361,7 @@ async def find_record(
 
 
 async def take_record(store: SessionStore, session_id: str) -> Taken:
-    """Take a record that ``find_record`` found; one that is being given back is waited for.
+    """Take over a record that ``find_record`` found. If its holder is just giving it back, wait for that.
 
     Raises SessionConflict if a living process has it, and EngineOverloaded if the store does not answer.
     """

@@ -1,27 +1,27 @@
 """Sessions: conversations that outlive their connections.
 
-**Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
-a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
-While a session is disconnected its requests are still answered, up to what the output log holds. No time-out of
-the client runs except the grace period, at whose end the session ends.
+**Connections.** A session sends through one connection at a time, its Attachment. ``attach`` hands the conversation to
+a connection: from then on the connection is notified of output, of room, and of time-outs. ``detach`` takes the
+conversation back when the connection is lost. While a session is disconnected its requests are still answered, up to
+what the output log holds. No time-out of the client runs except the grace period, at whose end the session ends.
 
 **Resume.** A client that lost its connection opens another, and names its session, a token, and the last output that it
-received. ``resume`` rewinds the output log to that output. A connection that is still
-there, because the server has not noticed its loss, is replaced: what it has not sent is sent by the new one. Silence
-and gaps are counted from the moment of the resume.
+received. ``resume`` rewinds the output log to that output. If the old connection is still there, because the server has
+not noticed its loss, it is replaced: the new one sends what the old one has not sent. Silence and gaps are timed from
+the resume.
 
-**Tokens.** Each connection is given a token for the next one. Resuming spends the token, and the new one is in the
+**Tokens.** Each connection is given a token for the next one. Resuming spends the token, and the new token is in the
 first frame over the new connection, which may be lost before that frame arrives. So the spent token is accepted until
 the client is heard over the new connection. The session keeps digests of both, never the tokens.
 
-With a store, who shows a spent token has to answer a ping first: the client may have given this attempt up and gone on
-over another connection, before a slow server, or a front that tries others, came to it. It would lose its session to
-nobody.
+With a store, a client with a spent token has to answer a ping first. Such an attempt may be stale: a slow server may
+see it only after the client has given it up and resumed over another connection. Without the ping, the stale attempt
+would take the session away from its client.
 
 **The end.** ``end`` sets the reason; ``run`` then stops the answers, lets the connection send what is left, and waits
-until it is gone. ``drain`` ends the session in order: requests that are open get their answers first, and a client that
-is disconnected may come back for them within its grace period. Draining is no state of its own, as connections still
-come and go: there is a deadline, and the conversation is closing.
+until it is gone. ``drain`` ends the session in order: open requests get their answers first, and a disconnected client
+may come back for them within its grace period. Draining is no state of its own, as connections still come and go: it is
+a deadline, and a conversation that is closing.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ class SavedSession(msgspec.Struct, kw_only=True):
     """A session in a form that can be written to bytes: all that another server needs to continue it."""
 
     session_id: str
-    #: Name of the key that opened it.
+    #: The name of the API key that opened it.
     key_name: str | None
-    #: Digests of its tokens, see Session.
+    #: Digests of the newest token and of the spent one, see Session.
     token: bytes
     spent_token: bytes | None
     conversation: SavedConversation
-    #: Nothing: earlier servers, which may share the store, expect it.
+    #: Always empty; earlier versions, which may share the store, expect the field.
     attachment: bytes = b""
     #: When it was opened; Unix time in seconds. None in records of earlier servers.
     opened_at: float | None = None
 
 
 class Session:
-    """A conversation that outlives its connections, of which it has one at a time. The module describes its life.
+    """A conversation that outlives its connections, of which it has one at a time; see the module docstring.
 
     A session is open, with a connection or without, until its answers are stopped. Then its last messages are sent; it
     has ended once everything is released.
@@ -97,7 +97,7 @@ class Session:
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
-    #: What keeps it in the store; None without one.
+    #: The keeper that writes it to the store; None without a store.
     keeper: Keeper | None = None
 
     def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
@@ -150,7 +150,7 @@ class Session:
         return self._grace > 0 and self.is_open
 
     def new_token(self) -> str | None:
-        """Return a token for the next connection, which replaces the one before; None if the client may not resume."""
+        """Return a token for the next connection, in place of the previous one; None if the client may not resume."""
         if not self.resumable:
             return None
         token = secrets.token_urlsafe(24)
@@ -158,19 +158,22 @@ class Session:
         return token
 
     def admits(self, token: str) -> bool:
-        """Return whether a client with this token may take over the session. Any wrong token takes the same time."""
+        """Return whether a client with this token may take over the session.
+
+        The check takes the same time for any token.
+        """
         presented = token_digest(token)
         current = hmac.compare_digest(presented, self._token)
         spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
         return self.resumable and (current or spent)
 
     def has_spent(self, token: str) -> bool:
-        """Return whether another connection came with this token, over which the client was not heard yet."""
+        """Return whether this token was used for the newest connection, over which the client is still to be heard."""
         spent = self.spent_token if self.resumable else None
         return spent is not None and hmac.compare_digest(token_digest(token), spent)
 
     def spend(self, token: str) -> None:
-        """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
+        """Note that the token was used. The module docstring explains why it is still accepted for a while."""
         self.spent_token = token_digest(token)
 
     def confirm_token(self) -> None:
@@ -181,7 +184,7 @@ class Session:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """Digests of the tokens with which its client may come back."""
+        """Digests of the tokens with which the client may come back."""
         return (self._token,) if self.spent_token is None else (self._token, self.spent_token)
 
     # kept and recorded
@@ -192,16 +195,16 @@ class Session:
         self.keeper.mark()
 
     def record(self, recording: SessionRecording | None) -> None:
-        """Record the session; None: it is not to be recorded."""
+        """Record the session with ``recording``; None: the session is not recorded."""
         self.recording = recording
 
     @property
     def owner(self) -> str | None:
-        """Name of the key that opened it."""
+        """The name of the API key that opened the session."""
         return self.conversation.observed.identity.owner
 
     def saved(self) -> SavedSession:
-        """Return the whole session as a value."""
+        """Return the whole session in its saved form."""
         return SavedSession(
             session_id=self.session_id,
             key_name=self.owner,
@@ -212,11 +215,10 @@ class Session:
         )
 
     def restore(self, saved: SavedSession) -> None:
-        """Continue a session of another server. The client has the grace period to come back.
+        """Take over the state of a saved session. The client has the grace period to come back.
 
-        If the grace period is 0, the session must be attached within this pass of the event loop, or it ends.
-
-        Raises what ``Conversation.restore`` raises.
+        If the grace period is 0, the session must be attached within this pass of the event loop, or it ends. Raises
+        what ``Conversation.restore`` raises.
         """
         self._token, self.spent_token = saved.token, saved.spent_token
         if saved.opened_at is not None:
@@ -227,7 +229,10 @@ class Session:
     # connections
 
     def attach(self, attachment: Attachment) -> None:
-        """Send through this connection from now on. Raises RuntimeError if there is one, or the session is not open."""
+        """Send through this connection from now on.
+
+        Raises RuntimeError if another is attached, or the session is not open.
+        """
         if not self.is_open or self._attachment is not None:
             raise RuntimeError("a session is attached to one connection at a time, and only while it is open")
         self._stop_grace()
@@ -242,7 +247,7 @@ class Session:
     def resume(self, attachment: Attachment, last_output: int) -> tuple[SessionResumedFrame, InputAckFrame]:
         """Attach another connection, whose client has received the outputs up to ``last_output``.
 
-        ``can_resume`` and ``resumable`` must hold. Returns the frames to send before anything else.
+        ``can_resume`` and ``resumable`` must be true. Returns the frames to send before any others.
         """
         self.release()
         conversation = self.conversation
@@ -268,7 +273,7 @@ class Session:
         return resumed, ack
 
     def release(self, *, deleted: bool = False) -> None:
-        """Detach the connection, if there is one, and tell it that another has the session, or that it was deleted."""
+        """Detach the connection, if any, and tell it that another has the session, or that this was ``deleted``."""
         if (attachment := self._attachment) is not None:
             self._part()
             if deleted:
@@ -277,7 +282,7 @@ class Session:
                 attachment.replaced()
 
     def detach(self, attachment: Attachment) -> None:
-        """Detach a connection that is gone. Does nothing if it is not the session's any more."""
+        """Detach a connection that is gone. Does nothing if the session has another connection by now."""
         if self._attachment is not attachment:
             return
         self._part()
@@ -329,9 +334,9 @@ class Session:
         self.conversation.end()
 
     def end(self, error: OmniError | None) -> None:
-        """End the session at the next opportunity. Only the first reason counts.
+        """End the session in the next pass of the loop. Only the first reason counts.
 
-        ``error`` is the reason to close with; None if there is no client to read it.
+        ``error`` is the reason to close with; None if no client is connected that would read it.
         """
         if not self.is_open:
             return
@@ -350,9 +355,9 @@ class Session:
             self._reason.set_result(error)
 
     def hand_over(self) -> bool:
-        """Leave the session in the store, and end it here: its client goes on with it elsewhere.
+        """Leave the session in the store, and end it here: its client continues it with another server.
 
-        Returns False, having done nothing, if it is not kept in a store, or that is out of order.
+        Returns False, having done nothing, if the session is not kept in a store, or the store does not work.
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
@@ -361,15 +366,15 @@ class Session:
 
     @property
     def is_kept_here(self) -> bool:
-        """Whether its record in the store is this process's: neither handed over nor lost."""
+        """Whether this process has the session's record in the store: it was neither handed over nor lost."""
         return self.keeper is not None and not self.keeper.has_left
 
     async def is_still_kept_here(self) -> bool:
-        """Write the session, and return whether its record is this process's, if the store works."""
+        """Write the session to the store. Returns whether this process still has the record, and the store works."""
         return self.keeper is not None and await self.keeper.still_writes()
 
     def lose(self, *, deleted: bool) -> None:
-        """End the session here without a word, since another server has it, or tell that another one ``deleted`` it."""
+        """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
         self.release(deleted=deleted)
         self.end(None)
 
@@ -387,7 +392,7 @@ class Session:
         self.conversation.close()
 
     def limit(self, seconds: float) -> None:
-        """End the session ``seconds`` after it was opened, and announce that to the client some time before."""
+        """End the session ``seconds`` after it was opened. The client is told some time before."""
         error = session_too_long(seconds)
         left = max(0.0, seconds - self.age_at_restore)
         notice = min(CLOSING_NOTICE_SEC, seconds / 2, left)
@@ -405,7 +410,7 @@ class Session:
             self.announce_closing(self._too_long, max(0.0, self._length_timer.when() - self._loop.time()))
 
     def announce_closing(self, error: OmniError, time_left: float) -> None:
-        """Send ``session_closing``, once over each connection: the session ends in ``time_left`` seconds."""
+        """Send ``session_closing``, once for each connection: the session will end in ``time_left`` seconds."""
         if not self._closing_announced:
             self._closing_announced = True
             self.outbox.put_nowait(
@@ -437,14 +442,14 @@ class Session:
         return self.conversation.closing and not self.conversation.busy
 
     def _end_if_complete(self) -> None:
-        """End a session whose client is disconnected, when it is drained and has nothing left to send."""
+        """End a drained session whose client is disconnected, if nothing is left to send."""
         if self._answered_all and not self.outbox:
             self.end(None)
 
 
 @contextmanager
 def refused_as_not_found() -> Iterator[None]:
-    """Raise SessionNotFound in place of errors of the block, which restores saved data that may be invalid here."""
+    """Turn errors of the block, which restores saved data that may be invalid here, into SessionNotFound."""
     try:
         yield
     except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
@@ -452,9 +457,9 @@ def refused_as_not_found() -> Iterator[None]:
 
 
 def restore(session: Session, saved: SavedSession, told: Sequence[ToldOutput] = (), last_output: int = -1) -> None:
-    """Restore a saved session into a new one. If that fails, end the new session, and raise the error.
+    """Restore a saved session into a new one. On failure, end the new session, and raise the error.
 
-    ``told`` are the outputs since it was saved, and ``last_output`` is the last that its client has received; see
+    ``told`` are the outputs made after it was saved, and ``last_output`` is the last that its client has received; see
     ``tell_again``.
     """
     try:
@@ -491,7 +496,7 @@ class _Living:
 
 
 class Sessions:
-    """The sessions of a front end, connected or not, by their ids: opens, runs and finds them."""
+    """The sessions of one front end, connected or not: opens and runs them, and finds them by id."""
 
     def __init__(
         self,
@@ -505,12 +510,12 @@ class Sessions:
     ) -> None:
         """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see Session.
 
-        ``any_model``: clients may use any name for the model, see SessionFactory. ``survive``: they can be saved.
-        ``store`` keeps them for other servers; it needs a ``grace``.
+        ``any_model``: clients may use any name for the model, see SessionFactory. ``survive``: sessions can be saved at
+        any time. ``store`` keeps sessions for other servers; it requires a ``grace`` above 0.
         """
         self._store = store if grace else None
         self._survive = survive or self._store is not None
-        #: Of each session that is being taken over.
+        #: A lock for each session that is being taken over, by session id.
         self._taking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._factory = factory
         self._origin = origin
@@ -519,7 +524,7 @@ class Sessions:
         self._living: dict[str, _Living] = {}
 
     async def admit(self, key: ApiKey | None, *, client: str = "", session_id: str | None = None) -> Session:
-        """Wait for a slot, as ``Admission.room`` does, and then ``open`` a session. Raises what the two raise."""
+        """Wait for a slot, as ``Admission.room`` does, and then ``open`` a session. Raises what these two raise."""
         await self._factory.admission.room(key, client=client)
         return self.open(key, client=client, session_id=session_id)
 
@@ -528,11 +533,11 @@ class Sessions:
         return msgspec.msgpack.encode(session.saved())
 
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
-        """Continue a session that was saved, for ``key``, which opened it. Its client may then ``claim`` it.
+        """Continue a saved session, for ``key``, which opened it. Its client may then ``claim`` it.
 
-        Raises SessionNotFound if ``data`` is no saved session, belongs to another key, is open here already, or has
-        anything that this server does not support; PayloadTooLarge and EngineOverloaded if there is no room for it;
-        and what ``open`` raises. Nothing is left of it then.
+        Raises SessionNotFound if ``data`` is no saved session, belongs to another key, is open here already, or needs
+        anything that this server does not support; PayloadTooLarge and EngineOverloaded if there is no room for it; and
+        what ``open`` raises. After an error, nothing of the session is left here.
         """
         with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedSession)
@@ -542,7 +547,7 @@ class Sessions:
 
     @property
     def has_store(self) -> bool:
-        """Whether sessions are kept in a store, so that clients of other servers may come here."""
+        """Whether sessions are kept in a store, so that clients of other servers may continue theirs here."""
         return self._store is not None
 
     async def take_over(
@@ -557,12 +562,12 @@ class Sessions:
     ) -> tuple[Session, list[ReceivedFrame]]:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
-        ``answers`` asks the client for a sign of life, and returns whether there was one: see the module, Tokens.
+        ``answers`` pings the client, and returns whether it has answered: see Tokens in the module docstring.
 
-        Returns it with the frames that the client sent there after all that the session knows: hand them to it within
-        this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
-        does, also if it cannot be continued here; SessionTimeout if the client does not answer; EngineOverloaded if the
-        store does not; and what ``admit`` raises.
+        Returns the session, and the frames that the client sent to the other server and that the snapshot does not
+        include. Hand these frames to the session within this pass of the event loop, before anything else; then
+        ``spend`` the token. Raises SessionNotFound as ``claim`` does, and if the session cannot be continued here;
+        SessionTimeout if the client does not answer; EngineOverloaded if the store does not; and what ``admit`` raises.
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
@@ -614,9 +619,9 @@ class Sessions:
     ) -> Session:
         """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
-        ``client`` is the address of its client. ``session_id`` is that of a new session in place of an earlier one.
-        ``taken`` has the lease of a session from the store, the outputs that were told since it was saved, and the last
-        of all outputs that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+        ``client`` is the address of the client. ``session_id`` is given if the new session takes the id of an earlier
+        one. ``taken``, for a session from the store, has its lease, the outputs made after it was saved, and the number
+        of the last output that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -666,7 +671,8 @@ class Sessions:
     def claim(self, session_id: str, token: str, key: ApiKey | None) -> Session:
         """Return the session that a client may resume with this token, and spend the token.
 
-        Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
+        Raises SessionNotFound in all other cases, without the cause: only its own client may learn that a session
+        exists.
         """
         living = self._living.get(session_id)
         if living is not None and living.session.owner == key_name(key) and living.session.admits(token):
@@ -677,7 +683,7 @@ class Sessions:
     async def claim_alive(
         self, session_id: str, token: str, key: ApiKey | None, *, answers: Callable[[], Awaitable[bool]]
     ) -> Session:
-        """Do what ``claim`` does; who shows a spent token of a session in a store has to answer, see ``take_over``."""
+        """Do as ``claim``, but with a store, a client with a spent token must answer; see ``take_over``."""
         living = self._living.get(session_id)
         if self._store is not None and living is not None and living.session.owner == key_name(key):
             session, before = living.session, None
@@ -689,10 +695,10 @@ class Sessions:
         return self.claim(session_id, token, key)
 
     async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
-        """End a session, wherever it is, and delete what the store has of it.
+        """End a session, wherever it is open, and delete its record from the store.
 
-        The key must be the owner's. Without keys, the token must be one that admits its client. Raises SessionNotFound,
-        whatever is wrong; EngineOverloaded if the store does not answer.
+        The key must be the owner's. On a server without keys, the token must be one that admits the client. Raises
+        SessionNotFound in all other cases, without the cause; EngineOverloaded if the store does not answer.
         """
         owner = key_name(key)
         if (living := self._living.get(session_id)) is not None:
@@ -725,20 +731,20 @@ class Sessions:
 
     @property
     def disconnected(self) -> int:
-        """How many sessions have no connection."""
+        """The number of sessions without a connection."""
         return sum(living.session.disconnected for living in self._living.values())
 
     def drain(self, time_left: float) -> None:
         """Hand over the sessions that a store keeps; let the others end when their open requests are answered.
 
-        They have ``time_left`` seconds.
+        The others have ``time_left`` seconds for that.
         """
         for living in tuple(self._living.values()):
             if not living.session.hand_over():
                 living.session.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        """End all sessions now, with ``error`` as the reason; those that a store keeps go on elsewhere."""
+        """End all sessions now, with ``error`` as the reason. Sessions that a store keeps are handed over instead."""
         for living in tuple(self._living.values()):
             if not living.session.hand_over():
                 living.session.end(error)

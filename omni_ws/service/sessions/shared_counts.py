@@ -1,12 +1,12 @@
 """Counts that the workers of a server share, in a file that all of them map into memory; and WorkerGroup.
 
-The file holds whole numbers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key.
-The supervisor owns it, assigns the rows to workers, and frees the row of a worker that has ended, with the slots that
-the worker had counted (``free``).
+The file holds integers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key. The
+supervisor owns the file and assigns the rows to workers. When a worker has ended, it frees the worker's row, and thus
+the slots that were counted there (``free``).
 
 There is no lock, so that no process ever waits for another, which may hang. Each cell has one writer, its worker; a
 total is the sum over the rows. Therefore a worker counts a slot first and then checks the limit (``Admission.take``):
-of two workers that take the last slot at the same time both may be refused, but never both admitted.
+if two workers take the last slot at the same time, both may be refused, but never both admitted.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class WorkerState(IntEnum):
 
 
 class _Cell(IntEnum):
-    """Places of cells in the row of a worker. ``RECEIVED``: connections that it was given since its start.
+    """Positions of cells in the row of a worker. ``RECEIVED``: connections that the worker received since its start.
 
-    The supervisor writes those from ``GIVEN`` on: connections that it gave to the worker since its start, and whether
-    the worker does not answer.
+    The supervisor writes the cells from ``GIVEN`` on: connections that it gave to the worker since the worker's start,
+    and whether the worker does not answer.
     """
 
     SERIAL = 0
@@ -74,7 +74,7 @@ class _Cell(IntEnum):
 
 
 class WorkerRow:
-    """The counts of one worker. Only that worker writes them while it runs; the supervisor does before and after."""
+    """The counts of one worker. While the worker runs, only it writes them; before and after, the supervisor does."""
 
     def __init__(self, cells: memoryview[int], floats: memoryview[float], index: int, keys: Sequence[str]) -> None:
         self._cells = cells
@@ -90,7 +90,7 @@ class WorkerRow:
 
     @property
     def serial(self) -> int:
-        """The number of its worker; 0 for a free row."""
+        """The number of the row's worker; 0 for a free row."""
         return self._cells[_Cell.SERIAL]
 
     @property
@@ -99,7 +99,7 @@ class WorkerRow:
 
     @property
     def connections(self) -> int:
-        """Open connections that are not upgraded."""
+        """Open connections that were not upgraded to WebSockets."""
         return self._cells[_Cell.CONNECTIONS]
 
     @property
@@ -108,7 +108,7 @@ class WorkerRow:
 
     @property
     def received(self) -> int:
-        """Connections that the worker was given since its start."""
+        """Connections that the worker has received since its start."""
         return self._cells[_Cell.RECEIVED]
 
     @property
@@ -117,12 +117,12 @@ class WorkerRow:
 
     @property
     def slots(self) -> int:
-        """Slots that sessions of the worker have."""
+        """Slots that sessions of the worker have taken."""
         return self._cells[_Cell.SLOTS]
 
     @property
     def given(self) -> int:
-        """Connections that the supervisor gave to the worker since its start."""
+        """Connections that the supervisor has given to the worker since its start."""
         return self._cells[_Cell.GIVEN]
 
     def give(self) -> None:
@@ -131,7 +131,7 @@ class WorkerRow:
 
     @property
     def all_connections(self) -> int:
-        """The connections of the worker, upgraded or not, with those on their way to it."""
+        """The open connections of the worker, upgraded or not, and those on their way to it."""
         return self.connections + self.websockets + max(0, self.given - self.received)
 
     @property
@@ -143,7 +143,7 @@ class WorkerRow:
         self._cells[_Cell.HUNG] = hung
 
     def use(self, serial: int) -> None:
-        """Clear the row, and assign it to the worker with this number; 0 for none."""
+        """Clear the row, and assign it to the worker with number ``serial``; 0 frees the row."""
         for cell in _Cell:
             self._cells[cell] = 0
         for cells in self.uses.values():
@@ -157,7 +157,7 @@ class WorkerRow:
         self._cells[_Cell.ENGINE_REQUESTS] = engine_requests
 
     def receive(self) -> None:
-        """Count a connection that the worker was given."""
+        """Count a connection that the worker has received."""
         self._cells[_Cell.RECEIVED] += 1
 
     def holders(self) -> list[int]:
@@ -176,7 +176,7 @@ class WorkerRow:
 
 
 class SharedCounts:
-    """The counts of all workers. Each process has its own object, mapped to the same file."""
+    """The counts of all workers. Each process has an object of its own, mapped to the same file."""
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
         """Map ``file``, which has ``rows`` rows, one for each worker, and in each row ``slots`` cells for sessions.
@@ -201,7 +201,7 @@ class SharedCounts:
 
     @property
     def started(self) -> bool:
-        """Whether all workers have been ready once."""
+        """Whether all workers have been ready at least once."""
         return self._server[0] == 1
 
     def note_started(self) -> None:
@@ -226,20 +226,23 @@ class SharedCounts:
         row.use(0)
 
     def spent(self, key: str, place: int) -> float:
-        """Return the seconds that all workers have spent of a rate of the key; see _SharedBucket."""
+        """Return the seconds that all workers have spent of a rate of the key; see _SharedBucket.
+
+        ``place`` is the index of the rate's cell.
+        """
         return self._rates[key][place] + sum(row.rates[key][place] for row in self.rows)
 
     def lost(self, key: str, place: int) -> float:
-        """Return the seconds that passed while the rate's bucket was full; see _SharedBucket."""
+        """Return the seconds that passed while the bucket of the key's rate was full; see _SharedBucket."""
         return max(self._rates[key][place + 1], *(row.rates[key][place + 1] for row in self.rows))
 
     def _uses(self, name: str) -> list[list[int]]:
-        """Return the use of a key by ended workers and by each running one: day, tokens, ms, running requests."""
+        """Return the use of a key by ended workers, then by each running one: day, tokens, ms, running requests."""
         ended = [*self._keys[name][_DAY : _DAY + 3], 0]
         return [ended, *(row.uses[name].tolist() for row in self.rows if row.serial)]
 
     def used(self, name: str, day: int) -> UsedToday:
-        """Return what the key has used on ``day``, or on a later day by a clock that was wrong."""
+        """Return what the key has used on ``day``, or on later days, which only a wrong clock can have counted."""
         found = [one for one in self._uses(name) if one[0] >= day]
         return UsedToday(sum(one[1] for one in found), sum(one[2] for one in found))
 
@@ -252,13 +255,13 @@ class SharedCounts:
         return sum(one[3] for one in self._uses(name))
 
     def daily(self) -> DailyCounts:
-        """Return the last day on which any key was used, and what each key has used on that day."""
+        """Return the last day on which any key was used, and the use of each key on that day."""
         days = {name: self.last_day(name) for name in self._keys}
         day = max(days.values(), default=0)
         return day, {name: self.used(name, day) for name, last in days.items() if day and last == day}
 
     def set_daily(self, day: int, used: Mapping[str, UsedToday]) -> None:
-        """Set what was used before the start of the server."""
+        """Set what each key had used before the server started."""
         for name, counts in used.items():
             if name in self._keys:
                 self._keys[name][_DAY], self._keys[name][_DAY + 1], self._keys[name][_DAY + 2] = (
@@ -269,7 +272,7 @@ class SharedCounts:
 
 
 class SharedSlotCounts(SlotCounts):
-    """The SlotCounts of one of several workers: adds to its own row, and sums over all rows."""
+    """The SlotCounts of one of several workers: counts in its own row, and sums over all rows."""
 
     def __init__(self, counts: SharedCounts, own: WorkerRow) -> None:
         super().__init__()
@@ -301,9 +304,10 @@ class SharedSlotCounts(SlotCounts):
 class _SharedBucket(TokenBucket):
     """A token bucket that all workers share. It counts tokens as seconds: the time in which the rate yields them.
 
-    The bucket lacks: the seconds spent by all workers, plus the seconds lost, less the current time. Seconds are lost
-    while the bucket is full. Before a worker spends anything, it notes the time less all that was spent; the highest
-    note of all workers is what was lost. So each cell has one writer, and each worker sees what the others spend.
+    The bucket is short of full by the seconds that all workers have spent, plus the seconds lost while it was full,
+    minus the current time. Before a worker spends anything, it writes down the current time minus all seconds spent so
+    far; the highest of these notes is the seconds lost. So each cell has one writer, and each worker sees what the
+    others spend.
     """
 
     def __init__(
@@ -339,7 +343,7 @@ class _SharedBucket(TokenBucket):
 
 
 class SharedDailyUse(DailyUse):
-    """The DailyUse of one of several workers: adds to its own row, and sums over all workers."""
+    """The DailyUse of one of several workers: counts in its own row, and sums over all workers."""
 
     def __init__(self, limits: Mapping[str, DailyLimits], counts: SharedCounts, own: WorkerRow) -> None:
         super().__init__(limits)
@@ -377,7 +381,7 @@ class SharedDailyUse(DailyUse):
 
 
 def _add_use(cells: memoryview[int], day: int, *, tokens: int, audio_ms: int) -> None:
-    """Add use on a day to cells of the form day, tokens, milliseconds. Use of an earlier day is dropped."""
+    """Add the use on ``day`` to three cells: day, tokens, milliseconds. Use on an earlier day is dropped from them."""
     if cells[0] < day:
         cells[0], cells[1], cells[2] = day, 0, 0
     if cells[0] == day or tokens or audio_ms:
@@ -386,7 +390,7 @@ def _add_use(cells: memoryview[int], day: int, *, tokens: int, audio_ms: int) ->
 
 
 def _hash(holder: str | None) -> int:
-    """Return a number that stands for a holder: 63 bits of a digest, so that practically no two holders share one."""
+    """Return a number that stands for a holder: 63 bits of a digest, so that collisions practically never happen."""
     if holder is None:
         return _NOBODY
     found = int.from_bytes(hashlib.blake2b(holder.encode(), digest_size=8).digest(), "big") >> 1
@@ -410,7 +414,7 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 
 class WorkerGroup(abc.ABC):
-    """The workers of a server, from the view of one of them."""
+    """The workers of a server, as one of them sees them."""
 
     def __init__(self, serial: int, wanted: int, counts: SharedCounts, row: WorkerRow) -> None:
         #: The number of this worker; no other worker of the server ever has the same.
@@ -427,7 +431,7 @@ class WorkerGroup(abc.ABC):
         return f"w{self.serial}"
 
     def on(self, question: str, handler: Handler) -> None:
-        """Have ``handler`` answer a question that other workers ask."""
+        """Have ``handler`` answer the question ``question`` when other workers ask it."""
         self._handlers[question] = handler
 
     @abc.abstractmethod
@@ -440,9 +444,9 @@ class WorkerGroup(abc.ABC):
 
     @abc.abstractmethod
     def destination(self, target: bytes) -> int | None:
-        """Return the number of the worker that has to serve a request for ``target``.
+        """Return the number of the worker that must serve a request for ``target``; None for this worker.
 
-        0 for any other worker; None for this one.
+        0 means any worker but this one.
         """
 
     @abc.abstractmethod
@@ -452,14 +456,15 @@ class WorkerGroup(abc.ABC):
     def owns_file(self, name: str) -> bool:
         """Return whether this worker manages the recording ``name``.
 
-        Each worker also manages those of the earlier workers whose place it has taken; the first, those of no worker.
+        A recording has the name of its worker. A worker also manages the recordings of earlier workers whose place it
+        has taken; the first worker, those without a worker's name.
         """
         found = _WORKER.search(name)
         return (0 if found is None else int(found[1]) - 1) % self.wanted == (self.serial - 1) % self.wanted
 
     @property
     def ready(self) -> int:
-        """How many workers accept new sessions."""
+        """The number of workers that accept new sessions."""
         return sum(row.serial != 0 and not row.hung and row.state is WorkerState.OK for row in self.counts.rows)
 
     @property
@@ -469,11 +474,11 @@ class WorkerGroup(abc.ABC):
 
     @property
     def engine_requests(self) -> int:
-        """Requests in the engines of all workers."""
+        """The number of requests in the engines of all workers."""
         return sum(row.engine_requests for row in self.counts.rows)
 
     @property
     def connections_elsewhere(self) -> int:
-        """Open connections of the other workers, with those on their way to one of them."""
+        """The number of open connections of the other workers, including those on their way to one of them."""
         rows = (row for row in self.counts.rows if row is not self.row)
         return sum(row.all_connections for row in rows)

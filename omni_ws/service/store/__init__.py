@@ -1,1 +1,1 @@
-"""The store of sessions: what lets another process go on with a session whose process is gone."""
+"""The store of sessions, from which another process can continue a session whose process has ended."""

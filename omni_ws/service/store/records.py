@@ -1,16 +1,17 @@
-"""What a store holds, what a backend does with it, and how it is written.
+"""Records of a store, the operations that a backend offers, and the encoding of records.
 
-A record is one session: a *clear part*, which is compared before anything is handed out; one *snapshot*; and a *log* of
-what happened since it. One commit appends at most one element to a log; the element holds all entries of that commit.
+A record is one session: a *clear part*, which is checked before anything is handed out; one *snapshot*; and a *log* of
+what happened since the snapshot. One commit appends at most one element to a log; the element holds all entries of that
+commit.
 
-**Fencing.** Each record has a fence number. Whoever takes a record raises it; a change that carries a lower number is
+**Fencing.** Each record has a fence number. Whoever takes a record raises the number; a change with a lower number is
 refused (``LOST``, ``DELETED``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a
-process that slept meanwhile cannot bring it back; only a snapshot with that number can.
+process that slept meanwhile cannot bring the record back; only a snapshot with that number can.
 
-**Gaps.** An element carries the number of the snapshot behind which it stands, and its place there. If the record is
+**Gaps.** An element carries the number of the snapshot that it follows, and its place in the log. If the record is
 gone, has another snapshot, or a log of another length, the store has lost data (a server that came back without its
-last writes): the change is refused (``GAP``), and a snapshot mends the record. A snapshot that arrives behind a newer
-one, over a connection that was given up, changes nothing.
+last writes): the change is refused (``GAP``), and a new snapshot repairs the record. A snapshot that arrives after a
+newer one, over a connection that was given up, changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TOMBSTONE_SEC: Final = 3600.0
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked. ``reason`` is one of few words, which metrics and /health repeat."""
+    """The store could not do what it was asked. ``reason`` is SLOW, FULL or GONE, which metrics and /health show."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -59,19 +60,19 @@ GONE: Final = "gone"
 
 
 class StoreEnd(enum.Enum):
-    """How a process parts with a record: it is deleted, or left for others."""
+    """What a process does with a record when it is done with it: deletes it, or leaves it for others."""
 
     DELETE = "delete"
     RELEASE = "release"
 
 
 class ChangeOutcome(enum.Enum):
-    """What became of a change."""
+    """The outcome of a change."""
 
     KEPT = 0
     #: Another process has the record.
     LOST = 1
-    #: The store lacks what the change builds on; see the module.
+    #: The store lacks the data that the change builds on; see the module docstring.
     GAP = 2
     #: Another process deleted the record.
     DELETED = 3
@@ -79,9 +80,9 @@ class ChangeOutcome(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class ClearPart:
-    """What is written with a snapshot, and is readable without a key."""
+    """The part of a record that is not encrypted; it is written with each snapshot."""
 
-    #: Version and key, see ``Sealer.form``: who does not know it cannot read the record.
+    #: Version and key, see ``Sealer.form``: a process that does not know this form cannot read the record.
     form: str
     kind: str
     owner: str | None
@@ -96,12 +97,12 @@ _decode_clear = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes,
 
 
 def write_clear(clear: ClearPart) -> bytes:
-    """Return a clear part as bytes, without ``away``, which the store keeps as a time."""
+    """Encode a clear part, without ``away``, which the store keeps as a time."""
     return _encode_clear((clear.form, clear.kind, clear.owner, clear.tokens))
 
 
 def read_clear(data: bytes, *, away: bool) -> ClearPart | None:
-    """Return what ``write_clear`` wrote; None for anything else, such as that of a newer version."""
+    """Decode what ``write_clear`` encoded. Returns None for other data, such as that of a newer version."""
     try:
         return ClearPart(*_decode_clear(data), away)
     except msgspec.DecodeError:
@@ -109,7 +110,7 @@ def read_clear(data: bytes, *, away: bool) -> ClearPart | None:
 
 
 class Change(msgspec.Struct, frozen=True):  # made many times a second, and so sooner than a dataclass
-    """What one commit does to one record, all or nothing."""
+    """The changes of one commit to one record, all of which are made, or none."""
 
     session_id: str
     fence: int
@@ -117,7 +118,7 @@ class Change(msgspec.Struct, frozen=True):  # made many times a second, and so s
     holder: str
     #: The number of the lease's newest snapshot: that in this change, or the one that the element stands behind.
     serial: int
-    #: These two replace the record and its log, or both are None.
+    #: Both replace the record and its log, or both are None.
     clear: ClearPart | None
     snapshot: bytes | None
     #: An element to append, at place ``place`` (the first after a snapshot is 0); None for none.
@@ -129,7 +130,7 @@ class Change(msgspec.Struct, frozen=True):  # made many times a second, and so s
 
 @dataclass(slots=True, frozen=True)
 class FoundRecord:
-    """The clear part of a record, as it is in the store."""
+    """The clear part of a record, and who holds the record, as the store has it."""
 
     clear: ClearPart
     fence: int
@@ -151,63 +152,66 @@ class Contents:
 
 @dataclass(slots=True, frozen=True)
 class StoreSize:
-    """How much a store holds, tombstones left out; bytes are those of the store's files or memory as far as known."""
+    """The size of a store, without tombstones. ``bytes`` is that of its files or memory, as far as known."""
 
     records: int
     bytes: int
 
 
 class StoreBackend(Protocol):
-    """A kind of store. One instance belongs to one process. Every method raises StoreError, and nothing else."""
+    """A kind of store.
 
-    #: What it is, for logs and metrics; without passwords.
+    One instance belongs to one process. Every method may raise StoreError, and no other exception.
+    """
+
+    #: The kind of store, for logs and metrics; without passwords.
     name: str
 
     async def open(self) -> None:
         """Open the store, at the start and again after an error.
 
-        Raises ConfigurationError, too, for what only the operator can mend.
+        Also raises ConfigurationError, for faults that only the operator can repair.
         """
 
     async def close(self) -> None:
-        """Release what ``open`` took."""
+        """Release the resources that ``open`` acquired."""
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         """Apply changes, each to a record of its own; return the outcome of each, in order."""
 
     async def find(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record; None if there is none, or none that can be read."""
+        """Return the clear part of a record; None if there is no record, or none that can be read."""
 
     async def read(self, session_id: str) -> Contents | None:
-        """Return the rest of a record; None if there is none."""
+        """Return the snapshot and the log of a record; None if there is no record."""
 
     async def take(
         self, session_id: str, *, fence: int, holder: str, clear: ClearPart | None = None
     ) -> Contents | None:
-        """Raise the fence number from ``fence`` by one and return what is there.
+        """Raise the fence number from ``fence`` by one, make ``holder`` the holder, and return the record's contents.
 
-        None if the number is another now, or what is written with the snapshot is not that of ``clear`` any more.
+        Returns None if the number has changed, or the clear part is no longer ``clear``.
         """
 
     async def erase(self, session_id: str) -> bool:
-        """Delete a record whoever has it, and raise its fence number. Returns whether there was one.
+        """Delete a record, whoever holds it, and raise its fence number. Returns whether there was one.
 
-        The next ``beat`` of who has it tells of it.
+        The holder learns of it from its next ``beat``.
         """
 
     async def beat(self, holder: str) -> Sequence[str]:
-        """Write the sign of life of a process. Returns the ids of its records that ``erase`` deleted, once each."""
+        """Write the heartbeat of a process. Returns the ids of its records that ``erase`` has deleted, once each."""
 
     async def leave(self, holder: str) -> None:
-        """Delete the sign of life of a process: others may take the records that it holds."""
+        """Delete the heartbeat of a process: others may take the records that it holds."""
 
     async def probe(self) -> None:
-        """Write as many bytes as a record may have, and delete them, to find out whether the store works."""
+        """Check that the store works: write as many bytes as a record may have, and delete them."""
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
         """Delete records older than ``max_age_sec``, then the oldest until the rest fits ``max_bytes``.
 
-        Records of living holders stay. Returns the size of what is left.
+        Records of living holders stay. Returns the size of the rest.
         """
 
 
@@ -224,16 +228,16 @@ _NONCE_BYTES: Final = 12
 #: The place of a snapshot; elements of the log count from 0.
 SNAPSHOT_PLACE: Final = -1
 
-#: Seals data for a place of one session.
+#: Encrypts data for a place in the record of one session.
 Seal: TypeAlias = Callable[[bytes, int], bytes]
 
 
-#: What is shorter is not compressed, and what is longer not either: most of it is audio, which takes more CPU time to
-#: compress than all else that is done for it.
+#: The shortest and the longest data that is compressed. Longer data is mostly audio, whose compression takes more CPU
+#: time than everything else that is done for it.
 _COMPRESSED_BYTES: Final = (512, 64 << 10)
 #: What is compressed has no more bytes than this; earlier servers compressed what was longer.
 _MOST_BYTES: Final = 1 << 20
-#: The first byte of what is compressed, and of what is not.
+#: The first byte of compressed data, and of other data.
 _DEFLATED: Final = b"z"
 _PLAIN: Final = b"p"
 
@@ -243,13 +247,13 @@ class Unreadable(Exception):
 
 
 def packed(data: bytes, *, compress: bool = True) -> bytes:
-    """Return data compressed, if that is worthwhile: records name each of their fields, again and again."""
+    """Return ``data`` after a marker byte, compressed if that is worthwhile: records repeat their fields' names."""
     shortest, longest = _COMPRESSED_BYTES
     return _DEFLATED + zlib.compress(data, 1) if compress and shortest <= len(data) <= longest else _PLAIN + data
 
 
 def unpacked(data: bytes) -> bytes:
-    """Return what was ``packed``. Raises Unreadable."""
+    """Return the data that was given to ``packed``. Raises Unreadable."""
     kind, content = data[:1], data[1:]
     if kind == _PLAIN:
         return content
@@ -264,20 +268,21 @@ def unpacked(data: bytes) -> bytes:
 
 
 class Sealer:
-    """Seals with the first of ``keys``, and opens with all of them; without keys, data stays as it is."""
+    """Encrypts with the first of ``keys``, and decrypts with all of them; without keys, data stays as it is."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self._keys = {_form(key): key for key in keys}
-        #: Tells who can read a record: its version and its key.
+        #: The form of the records that are written: their version and key, by which a process knows whether it can read
+        #: a record.
         self.form = next(iter(self._keys), str(RECORD_VERSION))
         self.encrypts = bool(self._keys)
 
     def reads(self, form: str) -> bool:
-        """Return whether records of this form can be read here."""
+        """Return whether records of this form (version and key) can be read here."""
         return form == self.form or form in self._keys
 
     def seal(self, session_id: str) -> Seal:
-        """Return what seals the data of one lease."""
+        """Return the function that encrypts the data of one lease."""
         if not self._keys:
             return lambda data, place: data
         salt = os.urandom(_SALT_BYTES)
@@ -290,7 +295,7 @@ class Sealer:
         return seal
 
     def open(self, form: str, session_id: str, data: bytes, place: int) -> bytes:
-        """Return what was sealed, in a record of ``form``, which must be one that ``reads``. Raises Unreadable."""
+        """Decrypt data that was sealed in a record of ``form``, one that ``reads`` accepts. Raises Unreadable."""
         if not self._keys:
             return data
         from cryptography.exceptions import InvalidTag

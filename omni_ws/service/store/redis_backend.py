@@ -1,9 +1,9 @@
-"""The store of sessions on a server of Redis or Valkey, for many machines; also a cluster, or behind sentinels.
+"""The store of sessions on a Redis or Valkey server, for many machines; also on a cluster, or behind sentinels.
 
-A record is a hash with a list, the log, beside it; both have the session's id as their hash tag, so a cluster keeps
-them together. What is compared and changed together is so in one script. Age is the server's own expiry. Nothing but
-keys that begin with ``omni_ws:`` is touched. Size is measured, and bounded, by going through the keys once a minute,
-which one of the processes does for all.
+A record is a hash, and beside it a list, the log. Both have the session's id as their hash tag, so a cluster keeps them
+together. A script does every step that compares and then changes. The server's own expiry deletes old records. Only
+keys that begin with ``omni_ws:`` are touched. To measure and limit the size, one of the processes goes through all keys
+once a minute.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ _TOLD_TOGETHER: Final = 1000
 
 
 class RedisBackend:
-    """A store on a server; see the module."""
+    """A store on a Redis or Valkey server; see the module docstring."""
 
     def __init__(self, address: StoreAddress, *, max_age_sec: float) -> None:
         self.name = "redis"
@@ -255,7 +255,7 @@ class RedisBackend:
             return await self._client.execute_command(*arguments)
 
     async def _run_together(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """Run ``_COMMIT`` for several records by one pipeline. Raises the first error of any."""
+        """Run ``_COMMIT`` for several records in one pipeline. Raises the first error of any of them."""
         results = await self._pipelined(commands)
         missed = [place for place, result in enumerate(results) if isinstance(result, NoScriptError)]
         if missed:
@@ -301,7 +301,10 @@ class RedisBackend:
     # size
 
     async def _prune(self, max_bytes: int) -> StoreSize:
-        """Measure all records, and delete the oldest that no living process has, if they exceed ``max_bytes``."""
+        """Measure all records.
+
+        If they exceed ``max_bytes``, delete the oldest of those that no living process holds.
+        """
         found: list[tuple[int, int, str, str, str]] = []
         async for some in self._records():
             found += some
@@ -320,7 +323,7 @@ class RedisBackend:
         return StoreSize(len(found) - deleted, total)
 
     async def _records(self) -> AsyncIterator[list[tuple[int, int, str, str, str]]]:
-        """Yield some records at a time: when each changed, its size, session, fence number and holder."""
+        """Yield records, some at a time, as tuples of time of change, size, session id, fence number and holder."""
         keys: list[bytes] = []
         pattern = f"{_PREFIX}{{*}}:record"
         async for key in self._client.scan_iter(match=pattern, count=_SCANNED_TOGETHER):
@@ -350,7 +353,7 @@ def _holder_key(holder: str) -> str:
 
 
 def _untold_key(holder: str) -> str:
-    """The key of the ids of records of ``holder`` that were deleted, and of which it was not told."""
+    """The key under which the ids of deleted records of ``holder`` are kept until the holder is told of them."""
     return f"{_PREFIX}deleted:{holder}"
 
 
@@ -359,7 +362,7 @@ def _contents(found: Any) -> Contents | None:
 
 
 def _client(address: StoreAddress) -> Any:
-    """Return a client of the library. It connects when it is used."""
+    """Return a client of the library, which connects at its first use."""
     times: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_SEC,
         "socket_connect_timeout": _TIMEOUT_SEC,
@@ -385,7 +388,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _mapped() -> AsyncIterator[None]:
-    """Raise StoreError in place of the library's errors."""
+    """Turn errors of the library in the block into StoreError."""
     try:
         yield
     except (RedisError, RedisClusterException, OSError) as error:

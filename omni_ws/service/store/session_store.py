@@ -1,15 +1,16 @@
-"""The process's one writer to a store of sessions: queues, group commits, leases, and what happens when it fails.
+"""The only writer of a process to a store of sessions: queues, group commits, leases, and recovery from failures.
 
-**Writing.** ``append`` and ``snapshot`` queue and return. One task commits what is queued, of all sessions together, as
-soon as there is something and the commit before is done; no timer delays it. What is committed is *settled*.
+**Writing.** ``append`` and ``snapshot`` queue data and return. One task commits what is queued, of all sessions
+together, as soon as there is something and the previous commit is done; no timer delays it. What is committed is
+*settled*.
 
 **Leases.** A process writes to a record by its Lease. Whoever takes the record raises its fence number, and the next
-commit of the holder before finds its lease lost: the session ends there, without a word to anybody.
+commit of the previous holder finds its lease lost: the session ends there, and its client is told nothing.
 
-**Degraded.** If no commit succeeds for ``slow_sec``, the store is full, or it is gone, nothing waits any more: what is
-queued is dropped, everything counts as settled, and further entries are not kept. Records stay as they were: a client
-that resumes from one of them finds less than it was told. The store is tried again by itself; once it works, each
-session is asked for a snapshot, a few at a time.
+**Degraded.** If no commit succeeds for ``slow_sec``, the store is full, or it is gone, nothing waits for the store any
+more: what is queued is dropped, everything counts as settled, and further entries are not kept. Records stay as they
+were: a client that resumes from one of them finds less than it was told. The store is tried again and again; once it
+works, each session is asked for a snapshot, a few at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: The longest commit where the loop itself is busy, and the shares of ``slow_sec`` in which it is looked whether it is.
+#: The longest commit that is allowed if the loop itself is busy, in seconds; and the number of checks within
+#: ``slow_sec`` whether it is busy.
 _BUSY_SEC: Final = 2.0
 _TICKS: Final = 5
 #: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
@@ -65,8 +67,8 @@ ANSWER_SEC: Final = 5.0
 _QUESTIONS: Final = 4
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
-#: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
-#: all sessions anew is much work.
+#: If a store fails again within the first number of seconds, the time before the next try doubles, up to the second
+#: number: writing all sessions anew is much work.
 _RELAPSE_SEC: Final = (30.0, 30.0)
 #: Time for the last commits of ``stop``.
 STOP_SEC: Final = 5.0
@@ -76,7 +78,7 @@ PRUNE_SEC: Final = 60.0
 #: A commit has at most so many records, and ends with the one that goes beyond so many bytes, written or overwritten.
 MAX_CHANGES: Final = 256
 _MAX_COMMIT_BYTES: Final = 1 << 20
-#: What may be queued; beyond it the store counts as slow.
+#: Bytes that may be queued; beyond them the store counts as slow.
 MAX_QUEUED_BYTES: Final = 64 << 20
 #: A session whose snapshot is larger is not kept.
 MAX_SNAPSHOT_BYTES: Final = 32 << 20
@@ -99,19 +101,19 @@ class LeaseHolder(Protocol):
     """The session behind a lease. Its methods are called on the loop, and must neither wait nor raise."""
 
     def lease_lost(self, *, deleted: bool) -> None:
-        """The session is not this process's any more: end it. Called once; nothing follows.
+        """Called when the session is no longer this process's, as the last call. The session must end here.
 
-        Another process has it, and its client, who is told nothing; or another one ``deleted`` it.
+        Another process has taken the session, and the client is told nothing; or another process has ``deleted`` it.
         """
 
     def store_degraded(self) -> None:
-        """The session is not kept from now on, and what is settled is lost with this process: tell the client once.
+        """Called when the session is no longer kept: settled data is lost if this process ends.
 
-        Called before the calls that wait for what is settled.
+        The client must be told once. Called before the callbacks that wait for settled data.
         """
 
     def store_wants_snapshot(self) -> None:
-        """The store works, but its record is behind the session: call ``snapshot``, now or in this pass of the loop.
+        """Called when the store works, but its record is out of date: call ``snapshot`` in this pass of the loop.
 
         Called after ``store_degraded``, and also without it. When that snapshot is settled and the lease is ``whole``,
         the session can be resumed again.
@@ -119,7 +121,7 @@ class LeaseHolder(Protocol):
 
 
 class _Queued:
-    """What is queued for one record, and goes into one commit."""
+    """The data that is queued for one record, and goes into one commit."""
 
     __slots__ = ("away", "calls", "end", "entries", "size", "snapshot", "tokens", "waiters")
 
@@ -127,17 +129,17 @@ class _Queued:
         self.snapshot: bytes | None = None
         self.tokens: tuple[bytes, ...] = ()
         self.away = False
-        #: Since the snapshot.
+        #: Entries for the log after the snapshot.
         self.entries: list[bytes] = []
         self.end: StoreEnd | None = None
         self.calls: list[Callable[[], None]] = []
-        #: Done in any case.
+        #: Futures that are done in any case, even if the lease is lost.
         self.waiters: list[asyncio.Future[None]] = []
-        #: Of ``snapshot`` and ``entries``; charged.
+        #: The bytes of ``snapshot`` and ``entries``, which are charged.
         self.size = 0
 
     def replace(self, snapshot: bytes, tokens: tuple[bytes, ...], *, away: bool) -> None:
-        """Hold this snapshot, in place of what was dropped."""
+        """Set the snapshot, after ``drop``."""
         self.snapshot, self.tokens, self.away, self.end = snapshot, tokens, away, None
 
     def drop(self) -> int:
@@ -147,11 +149,11 @@ class _Queued:
         return size
 
     def part(self, end: StoreEnd | None) -> None:
-        """Part with the record so, at the end of the commit."""
+        """Set what happens to the record at the end of the commit."""
         self.end = end
 
     def settle(self, *, lost: bool = False) -> None:
-        """Call ``calls`` and wake ``waiters``, as this was committed or dropped; of a lost lease, wake them alone."""
+        """Call ``calls`` and wake ``waiters``, as the data was committed or dropped; if ``lost``, only wake them."""
         calls, self.calls = self.calls, []
         waiters, self.waiters = self.waiters, []
         if not lost:
@@ -163,7 +165,7 @@ class _Queued:
 
 
 class Lease:
-    """The right to write to one record; made by ``SessionStore.begin`` and ``take``."""
+    """The right to write to one record; ``SessionStore.begin`` and ``take`` make it."""
 
     __slots__ = (
         *("ended", "fence", "flying", "holder", "kind", "logged", "lost", "owner", "place", "queued"),
@@ -175,7 +177,7 @@ class Lease:
         self.kind = kind
         self.owner = owner
         self.fence = fence
-        #: Set it right after ``begin`` or ``take``. None: nobody is told.
+        #: The holder must be set right after ``begin`` or ``take``. None: nobody is notified.
         self.holder: LeaseHolder | None = None
         #: Whether the lease was lost; everything done with it is ignored then.
         self.lost = False
@@ -189,7 +191,7 @@ class Lease:
         #: The number of the newest snapshot, and the elements behind it.
         self.serial = 0
         self.place = 0
-        #: Bytes of these elements, about.
+        #: The approximate bytes of these elements.
         self.logged = 0
         self.snapped_at = 0.0
         self.queued: _Queued | None = None
@@ -197,25 +199,25 @@ class Lease:
         self.flying: _Queued | None = None
 
     def fall_behind(self) -> None:
-        """Note that the record is not up to date, and keep no entries until there is a snapshot."""
+        """Note that the record is out of date: no entries are kept until there is a new snapshot."""
         self.whole = False
 
     def end(self) -> None:
-        """Note that the session, or this process, parts with the record."""
+        """Note that the session has ended, or that this process gives the record up."""
         self.ended = True
 
     def queue(self, queued: _Queued) -> _Queued:
-        """Let ``queued`` be what the next commit contains."""
+        """Set the data for the next commit, and return it."""
         self.queued = queued
         return queued
 
     def unqueue(self) -> _Queued | None:
-        """Take back what is queued."""
+        """Remove and return the data for the next commit; None if there is none."""
         queued, self.queued = self.queued, None
         return queued
 
     def take_off(self) -> int | None:
-        """Let a commit contain what is queued. Returns how many bytes it writes or overwrites; None for nothing."""
+        """Move the queued data into a commit. Returns how many bytes it writes or overwrites; None if there is none."""
         queued = self.unqueue()
         if queued is None or self.lost:
             return None
@@ -228,7 +230,7 @@ class Lease:
         return queued.size + overwritten
 
     def number(self, now: float) -> int:
-        """Number the change that is to be committed; return the place of its element in the log."""
+        """Number the change that is about to be committed; return the place of its element in the log."""
         flying = self.flying
         assert flying is not None
         if flying.snapshot is not None:
@@ -240,7 +242,7 @@ class Lease:
         return place
 
     def land(self) -> _Queued:
-        """Return what the commit contained, which is over."""
+        """Remove and return the data of a commit that has ended."""
         flying, self.flying = self.flying, None
         assert flying is not None
         return flying
@@ -250,7 +252,7 @@ class Lease:
         self.lost, self.whole = True, False
 
     def renew_if_older(self, oldest: float, now: float) -> bool:
-        """Return whether the newest snapshot is from before ``oldest``; if so, it counts as one of ``now``."""
+        """Return whether the newest snapshot was taken before ``oldest``; if so, count it as taken ``now``."""
         is_old = self.serial > 0 and self.snapped_at < oldest and not self.ended
         if is_old:
             self.snapped_at = now
@@ -268,9 +270,9 @@ class Taken:
 
 
 class SessionStore:
-    """The process's one writer to the store of sessions; the module describes it.
+    """The only writer of a process to the store of sessions; see the module docstring.
 
-    ``max_age_sec`` and ``max_bytes`` bound what is kept of sessions that no living process has. Without a commit for
+    ``max_age_sec`` and ``max_bytes`` limit the records of sessions that no living process has. Without a commit for
     ``slow_sec`` the store is degraded.
     """
 
@@ -292,9 +294,9 @@ class SessionStore:
         self._max_age_sec = max_age_sec
         self._max_bytes = max_bytes
         self._slow_sec = slow_sec
-        #: This process, among those that share the store.
+        #: The id of this process among those that share the store.
         self.process = secrets.token_hex(8)
-        #: Whether nothing is kept now, see the module; and why, in a word.
+        #: Whether nothing is kept now, see Degraded in the module docstring; and why, in a word.
         self.degraded = False
         self.reason = ""
         self._leases: dict[str, Lease] = {}
@@ -321,11 +323,11 @@ class SessionStore:
 
     @property
     def name(self) -> str:
-        """What kind of store it is, for people."""
+        """The kind of the store, for people."""
         return self._backend.name
 
     async def start(self) -> None:
-        """Open the store. One that cannot be reached is tried again; raises ConfigurationError for a bad setting."""
+        """Open the store. If it cannot be reached, it is tried again. Raises ConfigurationError for a bad setting."""
         try:
             await self._backend.open()
             await self._give_sign()
@@ -343,7 +345,7 @@ class SessionStore:
     async def stop(self) -> None:
         """Commit what is queued, within a few seconds, and close the store.
 
-        Leases are left as they are; once this process has left the store, anybody may take their records.
+        Leases are not released one by one: once this process has left the store, others may take their records.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SEC):
@@ -366,16 +368,16 @@ class SessionStore:
     def begin(self, session_id: str, *, kind: str, owner: str | None) -> Lease:
         """Return the lease of a new session. Nothing is written before its first ``snapshot``.
 
-        ``kind`` tells what kind of session it is (``native``, ``mode_b``, …); ``owner`` is the name of its key.
+        ``kind`` is the kind of session (``native``, ``mode_b``, …); ``owner`` is the name of its API key.
         """
         lease = self._leases[session_id] = Lease(session_id, kind, owner, 1, self._sealer.seal(session_id))
         return lease
 
     async def peek(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record (kind, owner, digests of tokens, holder, how long it is away).
+        """Return the clear part of a record (kind, owner, digests of tokens, holder, for how long the client is away).
 
-        To be compared before ``take``. None if there is none, or none that this process can read. Raises StoreError
-        if the store cannot be asked.
+        Check it before ``take``. Returns None if there is no record, or none that this process can read. Raises
+        StoreError if the store does not answer.
         """
         if (lease := self._leases.get(session_id)) is not None and lease.ended:
             await self.settle(lease)
@@ -385,11 +387,12 @@ class SessionStore:
     async def take(
         self, session_id: str, *, force: bool, admits: Callable[[ClearPart], Awaitable[bool]] | None = None
     ) -> Taken | None:
-        """Take over a record: from now on, nobody else can write to it.
+        """Take over a record: from now on, no other process can write to it.
 
-        Returns None if there is none that this process can read and ``admits`` or, without ``force``, if a living
-        process has it. ``admits`` may take its time: it is asked again about a clear part that was replaced meanwhile.
-        The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store cannot be asked.
+        Returns None if there is no record that this process can read and that ``admits`` accepts; without ``force``
+        also if a living process has it. ``admits`` may take long: if the clear part is replaced meanwhile, it is asked
+        again. The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store does not
+        answer.
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
@@ -415,7 +418,7 @@ class SessionStore:
         return None
 
     def _is_astray(self, session_id: str, found: FoundRecord) -> bool:
-        """Return whether this process has a record and no lease: who took it was cancelled, or waited too long."""
+        """Return whether this process holds a record without a lease, as the call that took it was cut short."""
         known = session_id in self._leases or session_id in self._taking
         return found.holder == self.process and not known
 
@@ -432,14 +435,17 @@ class SessionStore:
         return Taken(lease, found, *opened)
 
     def _give_back(self, session_id: str, found: FoundRecord) -> None:
-        """Release a record that may have been taken although nobody waited for it: it would be held to our end."""
+        """Release a record that a failed call may have taken: else it would be held until this process ends."""
         seal = self._sealer.seal(session_id)
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
         lease.end()
         self._queued(lease).part(StoreEnd.RELEASE)
 
     async def read(self, session_id: str) -> _Opened | None:
-        """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
+        """Return snapshot and entries of a record without taking it; None in the cases of ``peek``.
+
+        Raises StoreError.
+        """
         found = await self.peek(session_id)
         contents = None if found is None else await self._answer(self._backend.read, session_id)
         if found is None or contents is None:
@@ -447,7 +453,7 @@ class SessionStore:
         return await self._opened(session_id, found, contents)
 
     async def _opened(self, session_id: str, found: FoundRecord, contents: Contents) -> _Opened | None:
-        """Return snapshot and entries in the clear; None if they are damaged."""
+        """Return snapshot and entries, decrypted and unpacked; None if they are damaged."""
         if len(contents.snapshot) + sum(map(len, contents.log)) > _SEALED_HERE_BYTES:
             return await run_work(Work.FILES, self._unsealed, session_id, found.clear.form, contents)
         return self._unsealed(session_id, found.clear.form, contents)
@@ -462,10 +468,10 @@ class SessionStore:
             return None
 
     def release(self, lease: Lease, *, delete: bool) -> None:
-        """Part with a record: delete it with its session, or leave it, as it will be when this is settled, for others.
+        """Give up a record: delete it with its session, or leave it for others, in the state that is queued now.
 
-        A record that is behind its session is deleted in any case. The lease is of no more use afterwards, but for
-        ``when_settled`` and ``settle``.
+        A record that is out of date is deleted in any case. After this, only ``when_settled`` and ``settle`` may be
+        called with the lease.
         """
         if lease.lost or lease.ended:
             return
@@ -483,9 +489,9 @@ class SessionStore:
         lease.fall_behind()
 
     async def delete(self, session_id: str, *, owner: str | None) -> bool:
-        """Delete the record of a session of this owner, wherever it is open; it ends there a moment later.
+        """Delete the record of a session of this owner, wherever the session is open; it ends there a moment later.
 
-        Returns whether there was one. Compare tokens before (``peek``). Raises StoreError.
+        Returns whether there was one. Check the tokens before (``peek``). Raises StoreError.
         """
         found = await self._answer(self._backend.find, session_id)  # also one that cannot be read here
         if found is None or found.clear.owner != owner:
@@ -508,7 +514,7 @@ class SessionStore:
     # writing
 
     def append(self, lease: Lease, entry: bytes) -> None:
-        """Queue an entry of the log. Does nothing while the lease is not ``whole``."""
+        """Queue an entry for the log. Does nothing while the lease is not ``whole``."""
         if not lease.whole:
             return
         queued = lease.queued or self._queued(lease)
@@ -516,11 +522,11 @@ class SessionStore:
         self._charge(queued, len(entry))
 
     def snapshot(self, lease: Lease, data: bytes, *, tokens: tuple[bytes, ...], away: bool) -> None:
-        """Queue a snapshot, which replaces the snapshot and the log before it.
+        """Queue a snapshot, which replaces the previous snapshot and its log.
 
-        ``tokens`` are the digests that admit a client now; ``away``: whether the session has no client. Does nothing
-        while the store is degraded; ``store_wants_snapshot`` asks for another later. A session whose snapshot is larger
-        than ``MAX_SNAPSHOT_BYTES`` is told ``store_degraded`` for itself, until a smaller one comes.
+        ``tokens`` are the digests that now admit a client; ``away``: whether the session has no client. Does nothing
+        while the store is degraded; ``store_wants_snapshot`` asks for another later. If the snapshot is larger than
+        ``MAX_SNAPSHOT_BYTES``, the store is degraded for this session alone, until a smaller one comes.
         """
         if lease.lost or lease.ended or self.degraded:
             return
@@ -538,14 +544,15 @@ class SessionStore:
         self._charge(queued, len(data))
 
     def want_snapshot(self, lease: Lease) -> None:
-        """Have ``store_wants_snapshot`` called, as its log is long, when the snapshots of others leave room."""
+        """Have ``store_wants_snapshot`` called, as the log is long, when the snapshots of others leave room."""
         if lease.whole:
             self._wanting[lease] = None
 
     def when_settled(self, lease: Lease, call: Callable[[], None]) -> None:
-        """Call ``call`` once all that was queued for this lease so far is committed, in the order of these calls.
+        """Call ``call`` once all that was queued for this lease so far is committed. Calls are made in order.
 
-        At once, within this call, if nothing is queued or the store is degraded. Never, if the lease is or gets lost.
+        If nothing is queued or the store is degraded, ``call`` is called before this returns; never, if the lease is
+        lost.
         """
         pending = lease.queued or lease.flying
         if lease.lost:
@@ -556,7 +563,7 @@ class SessionStore:
             pending.calls.append(call)
 
     async def settle(self, lease: Lease) -> None:
-        """Wait until what was queued for this lease so far is committed, or it is lost, or the store is degraded."""
+        """Wait until all queued data of this lease is committed, the lease is lost, or the store is degraded."""
         pending = lease.queued or lease.flying
         if pending is not None and not self.degraded:
             done = asyncio.get_running_loop().create_future()
@@ -625,7 +632,7 @@ class SessionStore:
             self._committed(lease, outcome)
 
     def _sealed_bytes(self, batch: Sequence[Lease]) -> int:
-        """Return how many bytes of a commit are to be compressed or encrypted."""
+        """Return how many bytes of a commit must be compressed or encrypted."""
         flying = [lease.flying for lease in batch if lease.flying is not None]
         if self._sealer.encrypts:
             return sum(one.size for one in flying)
@@ -657,7 +664,7 @@ class SessionStore:
         )
 
     def _committed(self, lease: Lease, outcome: ChangeOutcome | None) -> None:
-        """Act on the outcome of a change; None if it is not known, in which case the store is degraded."""
+        """Act on the outcome of a change. None: the outcome is not known, and the store is degraded."""
         flying = lease.land()
         self._drop_data(flying)
         if lease.lost or outcome in (ChangeOutcome.LOST, ChangeOutcome.DELETED):
@@ -675,7 +682,7 @@ class SessionStore:
         flying.settle()
 
     def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
-        """Ask for a snapshot in place of what the store lost; callers that wait, wait for that snapshot."""
+        """Ask for a snapshot to replace the data that the store lost; waiting callers then wait for that snapshot."""
         if lease.queued is None or lease.queued.snapshot is None:
             lease.fall_behind()
             if lease.queued is not None:
@@ -688,7 +695,7 @@ class SessionStore:
             lease.queued.waiters.extend(flying.waiters)
 
     def _lose(self, lease: Lease, *, deleted: bool = False) -> None:
-        """Note that the lease is lost, once."""
+        """Note that the lease is lost, and tell its holder. Only the first call has an effect."""
         if lease.lost:
             return
         lease.lose()
@@ -709,7 +716,10 @@ class SessionStore:
 
     @contextmanager
     def _watched(self) -> Iterator[Callable[[], float]]:
-        """Within the block, the store may take ``slow_sec``. Yields a function that returns the time so far."""
+        """Degrade the store if the block takes longer than ``slow_sec``.
+
+        Yields a function that returns the time so far.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         tick_sec = self._slow_sec / _TICKS
@@ -717,7 +727,7 @@ class SessionStore:
         timer: asyncio.TimerHandle
 
         def tick(due: float) -> None:
-            """Count the time in which the loop had time for an answer: a busy one is not the store's fault."""
+            """Count only time in which the loop could have received an answer: a busy loop is not the store's fault."""
             nonlocal timer, quiet
             if loop.time() - due < tick_sec / 5:
                 quiet += tick_sec
@@ -733,7 +743,10 @@ class SessionStore:
             timer.cancel()
 
     def _failed(self, error: Exception) -> None:
-        """Note that the store raised. A defect degrades it as well: the tasks that use it go on."""
+        """Degrade the store, as it raised.
+
+        After any other exception than StoreError, too, so that the store's tasks go on.
+        """
         if isinstance(error, StoreError):
             self._degrade(error.reason, str(error))
         else:
@@ -761,7 +774,7 @@ class SessionStore:
         self._wake.set()
 
     def _give_up(self, lease: Lease) -> None:
-        """Stop waiting for what is queued, except for the end of the record."""
+        """Drop the queued data of a lease and stop waiting for it, except for the end of the record."""
         if lease.holder is not None and not lease.ended:
             _guarded(lease.holder.store_degraded)
         flying, queued = lease.flying, lease.queued
@@ -776,7 +789,7 @@ class SessionStore:
             queued.settle()
 
     def _tell_degraded(self, leases: Iterator[Lease]) -> None:
-        """Tell sessions, a few in each pass of the loop."""
+        """Call ``store_degraded`` of the sessions behind ``leases``, a few in each pass of the loop."""
         if not self.degraded:
             return
         some = tuple(islice(leases, _SLICE))
@@ -787,7 +800,7 @@ class SessionStore:
             asyncio.get_running_loop().call_soon(self._tell_degraded, leases)
 
     async def _mend(self) -> None:
-        """Try the store until it works and is fast enough."""
+        """Try the store until it works again and is fast enough."""
         loop = asyncio.get_running_loop()
         relapse, longest = _RELAPSE_SEC
         again = loop.time() - self._mended_at < relapse
@@ -815,7 +828,7 @@ class SessionStore:
         self._wanting = dict.fromkeys(lease for lease in self._leases.values() if not lease.ended)
 
     def _ask_for_snapshots(self) -> None:
-        """Ask a few sessions whose records are behind."""
+        """Ask a few sessions whose records are out of date for snapshots."""
         for lease in tuple(islice(self._wanting, _SLICE)):
             if self._queued_bytes > MAX_QUEUED_BYTES // 4:
                 break
@@ -823,7 +836,7 @@ class SessionStore:
             _ask(lease)
 
     async def _give_sign(self) -> None:
-        """Write that this process lives, and end the sessions that another one deleted."""
+        """Write the heartbeat of this process, and end the sessions whose records another process has deleted."""
         for session_id in await self._backend.beat(self.process):
             if (lease := self._leases.get(session_id)) is not None:
                 self._lose(lease, deleted=True)
@@ -856,7 +869,7 @@ class SessionStore:
 
 
 def _repeated(lease: Lease, failed: _Queued) -> StoreEnd | None:
-    """Return how to part with a record after that failed: what is behind its session is deleted, not left."""
+    """Return how to give up a record after the first attempt failed: a record that is out of date is deleted."""
     as_taken = not lease.serial and failed.snapshot is None
     return failed.end if as_taken else StoreEnd.DELETE
 
@@ -867,7 +880,7 @@ def _ask(lease: Lease) -> None:
 
 
 def _guarded(call: Callable[[], None]) -> None:
-    """Call ``call``, and log what it raises: one session's defect must not end the writer of all."""
+    """Call ``call``, and log any exception: a defect of one session must not end the writer of all sessions."""
     try:
         call()
     except Exception:

@@ -1,18 +1,19 @@
-"""The store of sessions in a file of SQLite: for one machine, whose processes may share it.
+"""The store of sessions in a SQLite file: for one machine, whose processes may share the file.
 
-The file is written in WAL mode. A commit survives the process at once, and a crash of the machine once the system has
-written it (``fsync=1``: at once as well). All calls of a process run in one thread, in order; checkpoints, which wait
-for the disk, run in another.
+The file is written in WAL mode. A commit survives the end of the process immediately, and a crash of the machine once
+the system has written it to disk (with ``fsync=1``: immediately as well). All calls of a process run in one thread, in
+order; checkpoints, which wait for the disk, run in another.
 
-Each process locks a file beside it. The system lifts that lock when the process ends, in any way: so its sessions are
-free at once, and not only when its signs of life have become old. A process that is paused keeps its lock.
+Each process also locks a file of its own beside the store. The system releases that lock however the process ends: so
+its sessions are free immediately, and not only when its heartbeats have become old. A process that is paused keeps its
+lock.
 
-Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: what happened since the snapshot writes
-one row a commit, and nothing else.
+Table ``pieces`` has the snapshot of a record as piece 0, and its log after it: an entry in the log costs one row for
+each commit, and nothing else.
 
-A commit is a handful of statements, however many records it changes: each statement lets other threads run, and where
-the event loop is busy, the thread waits 5 ms until it has its turn again. What the statements are about is bound as one
-JSON array, and all data as one blob with places in it.
+A commit takes a handful of statements, however many records it changes. With each statement the thread lets others run,
+and beside a busy event loop it waits 5 ms for its next turn. Therefore the parameters of all records are bound as one
+JSON array, and all data as one blob with offsets into it.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ SELECT id, changed FROM records WHERE holder NOT IN ({_ALIVE}) AND NOT gone ORDE
 
 
 class SqliteBackend:
-    """A store in a file; see the module. ``max_bytes`` bounds the file, without its WAL."""
+    """A store in a file; see the module docstring. ``max_bytes`` limits the file, without its WAL."""
 
     def __init__(
         self, path: Path, *, max_bytes: int, fsync: bool = False, clock: Callable[[], float] = time.time
@@ -216,7 +217,10 @@ class SqliteBackend:
         return await self._do(self._size)
 
     def _empty_wal(self) -> None:
-        """Empty the WAL if it may have what was deleted. Commits wait for the second checkpoint, which is short."""
+        """Empty the WAL, if it may contain deleted data.
+
+        Commits wait for the second of two checkpoints, which is short.
+        """
         if self._has_deleted:
             self._has_deleted = False
             for mode in ("PASSIVE", "TRUNCATE"):
@@ -228,7 +232,7 @@ class SqliteBackend:
         return await asyncio.wrap_future(self._thread.submit(self._mapped, call, *arguments))
 
     def _mapped(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call, with a lasting error mapped to StoreError; the file is opened anew after it."""
+        """Return the result of ``call``. Lasting errors become StoreError, after which the file is opened anew."""
         try:
             return call(*arguments)
         except (sqlite3.Error, OSError) as error:
@@ -263,7 +267,7 @@ class SqliteBackend:
         self._file = _identity(self._path)
 
     def _make_file(self) -> None:
-        """Make the file, and its folder if there is none, for their owner alone; refuse a file that others may read."""
+        """Create the file, and its folder if needed, for their owner alone; refuse a file that others may read."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -368,7 +372,7 @@ class SqliteBackend:
             database.execute(_RELEASE, {"rows": _json(released)})
 
     def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str], *, untold: bool = False) -> None:
-        """Leave tombstones; ``untold``: of which the holder is told by ``beat``."""
+        """Turn records into tombstones. ``untold``: ``beat`` tells their holders of it."""
         ids = _json(session_ids)
         database.execute(_CLEAR_PIECES, {"ids": ids})
         database.execute(_BURY.format("holder" if untold else "''"), {"ids": ids, "now": self._clock()})
@@ -462,7 +466,7 @@ class SqliteBackend:
             os.close(descriptor)
 
     def _runs(self, holder: str) -> bool:
-        """Return whether a process that gave a sign of life not long ago has not ended since."""
+        """Return whether a process whose heartbeat is recent is still running."""
         if sys.platform == "win32":
             return True
         try:
@@ -496,7 +500,7 @@ class SqliteBackend:
         return used
 
     def _prune_some(self, max_age_sec: float, max_bytes: int) -> bool:
-        """Delete some records that are too old or too many. Returns whether there may be more."""
+        """Delete some records beyond the limits of age and size. Returns whether there may be more."""
         now = self._clock()
         living = {"now": now, "expiry": HOLDER_EXPIRY_SEC, "count": _PRUNED_TOGETHER}
         excess = self._used_bytes() > max_bytes
@@ -516,7 +520,10 @@ class SqliteBackend:
         return self._transaction(prune)
 
     def _make_room(self) -> bool:
-        """Delete records that no living process has, if they fill the store. Returns whether there were any."""
+        """If the store is nearly full, delete records that no living process holds.
+
+        Returns whether any were deleted.
+        """
         room = int(self._max_bytes * _ROOM)
         return self._used_bytes() > room and self._prune_some(self._clock(), room)
 
@@ -525,7 +532,7 @@ class SqliteBackend:
         return StoreSize(records, self._used_bytes())
 
     def _checkpoint(self, mode: str = "PASSIVE") -> None:
-        """Move what is in the WAL to the file, on a connection of its own: this waits for the disk, commits do not."""
+        """Move the contents of the WAL to the file. This waits for the disk; commits, on another connection, do not."""
         # A commit finds out what is wrong, and says so.
         is_busy = True
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_TRUNCATE_SEC)) as database:
@@ -541,7 +548,7 @@ def _json(rows: Sequence[object]) -> str:
 def _outcome(
     change: Change, fence: int | None, serial: int | None, gone: int | None, newest: int | None
 ) -> ChangeOutcome:
-    """Return what becomes of a change of a record in this state; None if there is none."""
+    """Return the outcome of a change to a record in this state; the state is None if there is no record."""
     if fence is not None and fence > change.fence:
         return ChangeOutcome.DELETED if gone else ChangeOutcome.LOST
     builds_on = (0, change.fence, change.serial, change.place)
@@ -551,7 +558,7 @@ def _outcome(
 
 
 def _is_done(change: Change, fence: int | None, serial: int | None) -> bool:
-    """Return whether a snapshot comes twice, or behind a newer one."""
+    """Return whether a snapshot is already in the record, or is older than the record's."""
     return change.snapshot is not None and fence == change.fence and serial is not None and serial >= change.serial
 
 
