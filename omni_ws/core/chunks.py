@@ -62,7 +62,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """``chat`` answers the input, ``speech`` reads its text aloud, ``transcribe`` writes its audio down."""
+    """The work that a request asks for: answer its input, read its text aloud, or write its audio down."""
 
     CHAT = "chat"
     SPEECH = "speech"
@@ -170,7 +170,7 @@ class HeardSegment:
 class Hearing:
     """What a recogniser reports of speech besides the words.
 
-    ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as what was told.
+    ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as the transcript.
     """
 
     language: str | None = None
@@ -184,13 +184,13 @@ class Hearing:
 
 
 def heard_language(hearing: Hearing | None) -> str | None:
-    """Return the language as a primary subtag of RFC 5646; None if it is not known, such as a name we do not have."""
+    """Return the language as a primary subtag of RFC 5646; None if the recogniser reports none, or an unknown name."""
     code = None if hearing is None or hearing.language is None else language_code(hearing.language)
     return code if code in WHISPER_LANGUAGES else None
 
 
 def other_readings(hearing: Hearing | None) -> tuple[str, ...]:
-    """Return the texts that are almost as likely as what was told; none if that is not known."""
+    """Return the texts that are almost as likely as the transcript; empty if the recogniser reports none."""
     return () if hearing is None else hearing.others
 
 
@@ -410,7 +410,7 @@ class AnswerWarning(Struct, frozen=True):
 
 
 class UrlCitation(Struct, frozen=True):
-    """A web page that an answer is taken from: ``start`` to ``end`` of its text, in characters."""
+    """A web page as the source of part of an answer: of the answer's text from ``start`` to ``end``, in characters."""
 
     title: str
     url: str
@@ -488,7 +488,7 @@ class OutputSequencer:
         self._open[request_id] = None
 
     def withdraw(self, request_id: str) -> None:
-        """Forget a request that has had no output, and gets none."""
+        """Forget an open request that had no output, and will have none."""
         del self._open[request_id]
 
     def take_number(self, request_id: str) -> int:
@@ -510,11 +510,11 @@ class OutputSequencer:
         return number
 
     def number_from(self, next_sequence_id: int) -> None:
-        """Continue with this number, as another server has made the outputs before."""
+        """Set the next number: another server has numbered the outputs so far."""
         self.next_sequence_id = next_sequence_id
 
     def take_back(self, count: int) -> None:
-        """Reuse the latest ``count`` numbers, whose outputs were not sent."""
+        """Take back the latest ``count`` numbers, whose outputs were not sent, to use them again."""
         self.next_sequence_id -= count
 
     def take_last_number(self, request_id: str, *, late: bool = False) -> int:

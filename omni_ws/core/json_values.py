@@ -1,4 +1,4 @@
-"""Checks of what clients send: how many values a JSON document has, and names and codes of languages."""
+"""Checks of clients' input: how many values a JSON document has, and names and codes of languages."""
 
 from __future__ import annotations
 
