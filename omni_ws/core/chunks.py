@@ -62,7 +62,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """The work that a request asks for: answer its input, read its text aloud, or write its audio down."""
+    """``chat`` answers the input, ``speech`` reads its text aloud, ``transcribe`` writes its audio down."""
 
     CHAT = "chat"
     SPEECH = "speech"
