@@ -304,7 +304,7 @@ class Load:
 
     @property
     def session_config(self) -> dict[str, Any]:
-        """The configuration of each session. Answers are pcm16, from whose length their duration follows."""
+        """The configuration of each session. Answers are pcm16, so that their size gives their duration."""
         config: dict[str, Any] = {"output_audio": {"format": "pcm16"}}
         if self.modalities is not None:
             config["modalities"] = list(self.modalities)

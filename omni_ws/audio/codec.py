@@ -106,10 +106,10 @@ class AudioDecoder:
         self._ended = False
 
     def decode(self, data: bytes, *, begins_chunk: bool = True) -> Samples:
-        """Return the samples that ``data`` completes. ``begins_chunk``: a chunk of the client begins with ``data``.
+        """Return the samples that ``data`` completes. ``begins_chunk``: ``data`` is the start of a client's chunk.
 
-        Raises UnsupportedFormat for far more audio than speech in ``len(data)`` bytes lasts; ``pieces`` has no such
-        limit.
+        Raises UnsupportedFormat if the audio is far longer than speech of ``len(data)`` bytes can be; ``pieces`` has no
+        such limit.
         """
         if self._raw is not None:
             return self._decode_raw(data, self._raw)
@@ -302,7 +302,7 @@ class _FileStream:
 
 
 def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None) -> _SourceDecoder:
-    """Return the decoder for a file of the kind ``kind``, or of the format ``named`` by the client if that is None."""
+    """Return the decoder for a file of this kind; if ``kind`` is None, of the format ``named`` by the client."""
     encoding = named if kind is None or _KINDS[named] is kind else ENCODINGS[kind]
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()

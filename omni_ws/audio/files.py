@@ -90,7 +90,7 @@ class FileCutter:
         self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
-        """Yield the events that ``data`` completes. ``begins_chunk``: a chunk of the client begins with ``data``."""
+        """Yield the events that ``data`` completes. ``begins_chunk``: ``data`` is the start of a client's chunk."""
         may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
@@ -353,7 +353,7 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
 
 
 class Walker(ABC):
-    """Finds the elements (chunks, pages, frames) of one file, one by one. ``window`` begins at a border between two."""
+    """Finds the elements (chunks, pages, frames) of one file, one by one. ``window`` begins where an element does."""
 
     @property
     def has_length(self) -> bool:

@@ -161,7 +161,7 @@ _AT_ONCE: Final = 16
 
 
 def backchannel_probability(samples: Samples) -> float:
-    """Return the probability that a sound is no words with a meaning, but "mm-hm", "yeah", a laugh or a cough.
+    """Return the probability that a sound is not meaningful words, but "mm-hm", "yeah", a laugh or a cough.
 
     ``samples``, at 16 kHz, are the voiced stretch, with up to 300 ms before it. Takes about 2 ms.
     """

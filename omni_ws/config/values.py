@@ -22,7 +22,7 @@ class ConfigurationError(ValueError):
     """The configuration is invalid, so the server cannot start.
 
     The error never reaches a client: the command prints it and exits with status 2. ``problems`` has one sentence for
-    each mistake, all of them at once.
+    each mistake.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:

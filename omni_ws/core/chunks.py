@@ -168,7 +168,7 @@ class HeardSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """What a recogniser reports of speech besides the words.
+    """A recogniser's report on speech, apart from the words.
 
     ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as the transcript.
     """
@@ -178,7 +178,7 @@ class Hearing:
     others: tuple[str, ...] = ()
 
     def shifted(self, by_ms: int) -> Hearing:
-        """Return the same with all times ``by_ms`` later, for audio that is part of a longer stream."""
+        """Return the report with all times ``by_ms`` later, for audio that is part of a longer stream."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else replace(self, segments=tuple(moved))
 

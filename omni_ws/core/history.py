@@ -447,7 +447,8 @@ class HistoryItems:
     def messages(self, answering: Collection[str] = (), *, more: Iterable[Message] = ()) -> tuple[Message, ...]:
         """Return the messages that a request sees if it is answered now, followed by ``more``.
 
-        ``answering`` are calls whose results are in the input of the request. Messages of no request are not reordered.
+        ``answering`` are calls whose results are in the input of the request. Messages that a client sent as history,
+        at the beginning, keep their order.
         """
         items, first = self._items, self._seen.first
         given = first
@@ -643,12 +644,10 @@ class HistoryItems:
         self._make_room()
 
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
-        """Add an item that a client sent before the items of ``before``, a request or a client's item.
+        """Insert the messages of a client's item in front of the items of ``before``, a request or a client's item.
 
-        ``answer``: add it between the input and the answer of the request.
-
-
-        Nothing is added if the history has forgotten ``before``.
+        ``answer``: insert them between the input and the answer of that request. If the history has forgotten
+        ``before``, nothing is inserted.
         """
         if (place := self._places.get(before)) is None:
             return

@@ -229,14 +229,14 @@ class InputStream:
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reserve(self, size: int) -> None:
-        """Count ``size`` more held bytes, of no request, before their memory is allocated.
+        """Add ``size`` to the held bytes that belong to no request, before their memory is allocated.
 
         Raises PayloadTooLarge or EngineOverloaded if there is no room.
         """
         self._hold(size)
 
     def reweigh(self, difference: int) -> None:
-        """Add ``difference``, which may be negative, to the held bytes of no request."""
+        """Add ``difference``, which may be negative, to the held bytes that belong to no request."""
         self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
@@ -374,7 +374,7 @@ class InputStream:
         self.current = request_input
 
     def hold_again(self, request_input: RequestInput | None, size: int) -> None:
-        """Count ``size`` held bytes of a restored request, or of no request (None), even beyond the limits."""
+        """Add ``size`` to the held bytes of a restored request, even beyond the limits. None: bytes of no request."""
         self._release(-size)
         if request_input is not None:
             request_input.hold(size)
@@ -749,10 +749,10 @@ class WholeCharacters:
         return [] if problem is None else [TextRefused(problem)]
 
     def _check(self, chunk: InputChunk) -> tuple[InputChunk, InputChunk | None, InvalidValue | None]:
-        """Return the chunk with whole characters only, the bytes left over, and the error for the text before.
+        """Return the chunk with whole characters only, the bytes left over, and an error.
 
-        That text may end within a character. Raises InvalidValue if the chunk's own bytes are not UTF-8; it is
-        discarded then.
+        The error is set if the text before the chunk ends within a character. Raises InvalidValue if the chunk's own
+        bytes are not UTF-8; the chunk is discarded then.
         """
         before = self._partial
         if not chunk.has_content:

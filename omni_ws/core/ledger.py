@@ -360,7 +360,7 @@ class Ledger:
         return now + sum(one.sent_ms - self.position_ms(one, now) for one in unplayed) / 1000
 
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
-        """Return where a held answer resumes: at its latest report, or else at its place on the playback line."""
+        """Return the position in ms at which a held answer resumes: as last reported, or else by the playback line."""
         if entry.reported_ms is None:
             return self.position_ms(entry, now)
         return min(entry.reported_ms, entry.sent_ms)
@@ -372,10 +372,10 @@ class Ledger:
 
         Returns the id of the answer's request if this is the first report that the client has played some of it.
 
-        Without ``request_id`` the report is about the answer that plays now or played last, by the playback line; if
-        the first audio of that answer has a number above ``sequence_id``, about the latest earlier answer whose has
-        not. All answers before the reported one then count as heard, unless they were cut, and all after it as not
-        begun. A report of less than before, or about an unknown answer, changes nothing.
+        Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, or
+        about an earlier one: the latest whose first audio has no number above ``sequence_id``. All answers before the
+        reported answer then count as heard, unless they were cut, and all after it as not begun. A report of less than
+        before, or about an unknown answer, changes nothing.
         """
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)

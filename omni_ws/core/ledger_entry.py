@@ -273,7 +273,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        """The size of the text and the marks that are kept, in characters."""
+        """The size of the text, words and clauses that are kept, in characters."""
         return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
 
     @property

@@ -233,7 +233,7 @@ class DailyLimits:
 
 @dataclass(slots=True)
 class UsedToday:
-    """What a key has used in a day: tokens of input and output, and milliseconds of audio heard and spoken."""
+    """The use of a key in one day: tokens of input and output, and milliseconds of audio heard and spoken."""
 
     tokens: int = 0
     audio_ms: int = 0

@@ -62,7 +62,7 @@ IDLE_TEXT: Final = "(The user has said nothing for {seconds:g} seconds.)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealtimeAbilities:
-    """The abilities of the engine that decide what a session may ask for."""
+    """The abilities of the engine that determine which fields of a session have an effect."""
 
     audio_output: bool
     text_output: bool
@@ -663,7 +663,7 @@ def merged_translation(base: TranslationFields, patch: Mapping[str, Any]) -> Tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationAbilities:
-    """The abilities of the engine and the server that decide what a session may ask for."""
+    """The abilities of the engine and the server that determine which translations are possible."""
 
     #: The languages that voices read by following the text's language; and the language of each other voice.
     speech_languages: frozenset[str]

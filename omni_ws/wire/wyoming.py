@@ -182,7 +182,7 @@ class TextPiece(Struct, frozen=True):
 
 
 class TextToHandle(Struct, frozen=True, kw_only=True):
-    """A ``transcript``: what a user said, to be answered. The answer has the same ``context``."""
+    """A ``transcript``: the words of a user, to be answered. The answer has the same ``context``."""
 
     text: str
     context: dict[str, Any] | None = None
@@ -195,7 +195,7 @@ class TextToHandle(Struct, frozen=True, kw_only=True):
 
 
 class PipelineFields(Struct, frozen=True, kw_only=True):
-    """A ``run-pipeline`` of a satellite: what to do with the sound that follows."""
+    """A ``run-pipeline`` of a satellite: the first and the last stage that process the sound that follows."""
 
     start_stage: Stage
     end_stage: Stage
@@ -203,7 +203,7 @@ class PipelineFields(Struct, frozen=True, kw_only=True):
 
 
 class ProgramName(Struct, frozen=True):
-    """A ``select-program``: which of the programs in ``info`` is wanted."""
+    """A ``select-program``: the name of one of the programs in ``info``."""
 
     name: str
 
