@@ -136,7 +136,7 @@ class _Track:
             self._held = self._held[len(taken) :]
 
     def _decoded(self, stretch: list[SoundPiece]) -> Iterator[tuple[int, Samples]]:
-        """Yield the samples of a stretch, block by block, each after the index of its first sample in the call."""
+        """Yield the samples of a stretch in blocks, each with the index in the call of its first sample."""
         at = round(stretch[0].start_ms * self._rate / 1000)
         decoder, audio = None, None
         for piece in stretch:
@@ -338,7 +338,7 @@ def _placed(word: Mapping[str, Any], time_of: Any) -> dict[str, Any]:
 
 
 def _times(turn: CallTurn, speech: list[float | None], answer: Mapping[str, Any]) -> dict[str, float]:
-    """Return the known ones of an answer's times, in milliseconds of the call.
+    """Return the times of an answer that are known, in milliseconds of the call.
 
     Times that the session measured itself take precedence; the others are those at which frames were sent.
     """

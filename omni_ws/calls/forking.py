@@ -140,7 +140,7 @@ class _Sent:
 
 
 def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
-    """Return the start and the end of the user's speech in a turn, in ms of the call; None if it has no sound."""
+    """Return the start and the end of the user's speech in a turn, in ms of the call; None for a turn without sound."""
     total = reading.microphone.total_ms
     begin, end = turn.speech
     if begin is not None:

@@ -154,7 +154,7 @@ class Streak:
         return max(after) if after else math.inf
 
     def _origins(self) -> tuple[list[float], list[float]]:
-        """Return, for each usable report, when position 0 of the answer was played by it, and the reported position."""
+        """Return, for each usable report, when position 0 was played according to it, and the reported position."""
         kept: list[tuple[float, float]] = []
         sent, index, most = 0.0, 0, self.base_ms
         for at, played in self.reports:
@@ -273,7 +273,7 @@ class Microphone:
         return self._places
 
     def time_of(self, audio_ms: float) -> float | None:
-        """Return when the sound at ``audio_ms`` of the user's sound, all in a row, was spoken; None without sound."""
+        """Return when the user spoke the sound at ``audio_ms`` of all received sound in a row; None without sound."""
         pieces = self.pieces()
         if not pieces:
             return None

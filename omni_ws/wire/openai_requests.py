@@ -467,7 +467,7 @@ class SpeechDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
-    """A parsed speech body. ``text`` is None if chunks bring the text; ``response_format`` is the client's name."""
+    """A parsed speech body. ``text`` is None if chunks bring it; ``response_format`` is as the client wrote it."""
 
     patch: ConfigurationPatch
     text: str | None
@@ -609,7 +609,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
-    """Return each prompt after its JSON path. A list of numbers is one prompt of token IDs."""
+    """Return pairs of a JSON path and the prompt there. A list of numbers is one prompt of token IDs."""
     if not prompt and prompt != "":
         raise InvalidValue("prompt must be a string, a list of token ids, or a list of either", param="prompt")
     if isinstance(prompt, str) or _is_number(prompt[0]):
