@@ -1,4 +1,4 @@
-"""``python -m omni_ws``: the same as the command ``omni-ws``."""
+"""``python -m omni_ws`` runs the command ``omni-ws``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command ``omni-ws bench``: simulated users that put load on a server, and the report of what they measure."""
+"""The command ``omni-ws bench``: simulated users put load on a server and take measurements, which are reported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LAG_INTERVAL_SEC: Final = 0.1
 
 
 async def bench(load: Load, tally: Tally) -> None:
-    """Run all talkers, and keep their measurements in ``tally``, which can be read at any time.
+    """Run all talkers, the simulated users, and keep their measurements in ``tally``, which can be read at any time.
 
     Raises ConnectionFailed if the server cannot be reached at all.
     """
@@ -68,7 +68,7 @@ async def bench(load: Load, tally: Tally) -> None:
 
 
 async def _measure_lag(tally: Tally) -> None:
-    """Measure how late this program's own event loop is: this delay is added to all other times."""
+    """Measure the delay of this program's own event loop, which is part of all other measured times."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL_SEC
@@ -97,7 +97,7 @@ class LoadTalker:
     async def talk(self) -> None:
         """Ask all questions, over a new connection if the last one was lost.
 
-        Stops if a session is refused. Raises ConnectionFailed if there was no sign of a server at all.
+        Stops if a session is refused. Raises ConnectionFailed if no talker has reached the server so far.
         """
         await asyncio.sleep(self._number * self._load.stagger_sec)
         while self._wants_to_ask:
@@ -111,7 +111,7 @@ class LoadTalker:
         return self._load.turns is None or self._asked < self._load.turns
 
     async def _session(self) -> bool:
-        """Open a session and ask until it breaks or enough was asked; return whether it could be opened."""
+        """Open a session, and ask questions until it breaks or all are asked; return whether the session was opened."""
         loop, load = asyncio.get_running_loop(), self._load
         began, opened = loop.time(), False
         try:
@@ -131,7 +131,7 @@ class LoadTalker:
         return opened
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Ask once; return whether the session can continue: not after a failure, as a late answer could follow."""
+        """Ask once; return whether the session is still usable: not after a failure, as a late answer could follow."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
         self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
@@ -163,7 +163,7 @@ class LoadTalker:
         return self._error is None
 
     async def _ask(self, session: ClientSession, watch: AnswerWatch) -> None:
-        """Send the question in real time. The answer is timed from the last piece, which may end the input."""
+        """Send the question in real time. The answer is timed from ``last_piece``, the end of the question."""
         loop, question = asyncio.get_running_loop(), self._load.question
         if isinstance(question, TypedQuestion):
             now = loop.time()
@@ -201,7 +201,7 @@ class LoadTalker:
         self._changed.set()
 
     async def _answered(self, watch: AnswerWatch) -> None:
-        """Wait until the turn is over. Raises the error that ends the session before."""
+        """Wait until the turn is over. If the session ends first, raise its error."""
         while not watch.is_over:
             if self._error is not None:
                 raise self._error
@@ -210,7 +210,7 @@ class LoadTalker:
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of an error of the server, or a word for an error that no server reports."""
+    """Return the code of a server's error, or for other errors a word such as ``unreachable``."""
     match error:
         case OmniError():
             return error.code
@@ -229,7 +229,7 @@ LEAD_PIECES: Final = 25
 
 @dataclass(frozen=True, slots=True)
 class TypedQuestion:
-    """A question as text, sent at once."""
+    """A question as text, sent in one piece."""
 
     seconds: ClassVar = 0.0
     is_open: ClassVar = False
@@ -304,7 +304,7 @@ class Load:
 
     @property
     def session_config(self) -> dict[str, Any]:
-        """The configuration of each session. Answers are pcm16, from whose length their duration follows."""
+        """The configuration of each session. Answers are pcm16, so that their size gives their duration."""
         config: dict[str, Any] = {"output_audio": {"format": "pcm16"}}
         if self.modalities is not None:
             config["modalities"] = list(self.modalities)
@@ -344,7 +344,7 @@ class SimulatedPlayer:
 class AnswerWatch:
     """The events of one turn, up to the end of its answer, with the time of each in seconds.
 
-    With an ``open_microphone`` the server decides what a turn is, and may take a recording with pauses for several. An
+    With an ``open_microphone`` the server detects the turns, and may divide a recording with pauses into several. An
     answer before the end of the recording, complete or cut off, is counted in ``partial_answers``, and the turn
     continues.
     """
@@ -432,7 +432,7 @@ KEPT_VALUES: Final = 65_536
 
 
 class MeasuredValues:
-    """Measured values of one kind. Beyond ``kept`` a random sample is kept; the number and the largest are exact."""
+    """Measured values of one kind. Of more than ``kept``, a random sample is kept; number and maximum stay exact."""
 
     def __init__(self, *, kept: int = KEPT_VALUES) -> None:
         self._kept = kept
@@ -463,7 +463,7 @@ class MeasuredValues:
 
 @dataclass(slots=True)
 class Tally:
-    """The measurements of all talkers so far. Times are in seconds, for answers from the end of their input."""
+    """The measurements of all talkers so far. Times are in seconds, those of answers from the end of the input on."""
 
     began_at: float = 0.0
     #: The end of the last turn; before any has ended, the time at which the last session was opened.
@@ -496,7 +496,7 @@ class Tally:
         self.began_at = self.last_at = now
 
     def open(self, began: float, now: float) -> None:
-        """Count a session that is open at ``now``, and was requested at ``began``."""
+        """Count a session that was requested at ``began`` and is open since ``now``."""
         self.opened += 1
         self.last_at = now
         self.times["session_opened"].add(now - began)
@@ -588,7 +588,7 @@ def _complain(problem: object) -> int:
 
 
 def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
-    """Return the load that the options ask for. Raises ValueError or OmniError for options that do not fit together."""
+    """Return the load for the options. Raises ValueError or OmniError for options that contradict each other."""
     return Load(
         url=websocket_url(options.url),
         question=_question(options),

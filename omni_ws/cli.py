@@ -150,7 +150,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _opens_page(config: ServerConfig, environ: Mapping[str, str]) -> Callable[[int], object] | None:
-    """Return what opens the page of a server on a port; None where a browser would not open, or not show the page."""
+    """Return a function that opens the server's page, given the port; None if no browser can open or show it."""
     from omni_ws.tools.opening import (
         on_a_desktop,
         open_page,
@@ -161,7 +161,7 @@ def _opens_page(config: ServerConfig, environ: Mapping[str, str]) -> Callable[[i
 
 
 def with_usage_errors(serve: Callable[[], int]) -> int:
-    """Return the exit status of ``serve``; report a ConfigurationError and return USAGE_ERROR for it."""
+    """Run ``serve`` and return its exit status; print a ConfigurationError and return USAGE_ERROR for it."""
     try:
         return serve()
     except ConfigurationError as error:
@@ -193,7 +193,10 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
 
 
 def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
-    """Return the exit status of a server; report the error of one that fails to start. Raises ConfigurationError."""
+    """Run ``serve`` and return its exit status; print the error if the server fails to start.
+
+    Raises ConfigurationError.
+    """
     try:
         return serve()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """The engines of this package and their parts, created from the configuration by entry points (``config.plugins``).
 
-Each is imported only when it is created, since engines have heavy dependencies. What is available for the parts on this
-machine comes first: weights, voices, the model that detects the ends of turns, and servers of language models.
+Each engine is imported only when it is created, since engines have heavy dependencies. The module begins with what this
+machine has for the parts: weights, voices, the model that detects the ends of turns, and servers of language models.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ _TURN_WEIGHTS: Final = "smart-turn"
 
 
 def turn_model(config: ServerConfig) -> SmartTurn | None:
-    """Load the configured file, or else the fetched weights; return None without either. Fetches nothing. Blocks.
+    """Load the model for ends of turns from the configured file, or else from the fetched weights. Blocks.
+
+    Returns None if there is neither: nothing is fetched.
 
     Raises ConfigurationError if the configured file cannot be used.
     """
@@ -124,7 +126,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _wanted_names(config: ServerConfig) -> Iterator[str]:
-    """Yield the names of these weights, the most useful first."""
+    """Yield the names of the weights for the configured and the default parts, the most useful first."""
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
@@ -153,9 +155,9 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
-    """Yield a line for each part of a composed engine: its name, and its model unless that begins with the name.
+    """Yield a log line for each part of a composed engine: its name, and its model unless that begins with the name.
 
-    The engine's own description says how to get a missing part.
+    How to get a missing part is in the engine's own description.
     """
     if not isinstance(engine, HasParts):
         return
@@ -176,7 +178,7 @@ def _as_chosen(part: PartConfig) -> str:
 
 
 def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[str]:
-    """Yield a line about how ends of turns are detected, for an engine that hears and a server that detects speech."""
+    """Yield a log line about the detection of ends of turns; none if the engine takes no audio, or none is detected."""
     if Modality.AUDIO not in engine.capabilities.input_modalities or not turn_detection_types:
         return
     if "semantic_vad" in turn_detection_types:
@@ -239,7 +241,10 @@ LOCAL_SERVERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server that serves ``model``. ``why_not`` is why it may not be used unasked; empty if it may."""
+    """A server of language models that serves ``model``.
+
+    ``why_not`` is the reason why only a person may choose this server; empty if it may be used automatically.
+    """
 
     server: LocalServer
     model: str
@@ -247,7 +252,7 @@ class FoundServer:
 
     @property
     def suggestion(self) -> str:
-        """The line for a person who may want to use it."""
+        """A log line that tells how to use this server."""
         because = f" ({self.why_not})" if self.why_not else ""
         return (
             f"{self.server.kind} on this machine serves {self.model}{because}: to talk with it, start with "
@@ -256,7 +261,7 @@ class FoundServer:
 
 
 async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple[FoundServer, ...]:
-    """Return the servers on loopback that serve a model that chats; takes ``timeout`` (LOOK_SEC) seconds at most."""
+    """Return the servers on loopback that serve a chat model, as found within ``timeout`` seconds (LOOK_SEC)."""
     end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
     # Whose they are is looked up meanwhile: a server that does not answer uses up the time-out.
@@ -265,7 +270,7 @@ async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple
 
 
 async def _until(end: float, look: Awaitable[T]) -> T | None:
-    """Return what ``look`` finds; None if it fails, or lasts beyond the time ``end`` of the event loop."""
+    """Return the result of ``look``; None if it fails, or is not done by ``end``, a time of the event loop."""
     with suppress(OSError, TimeoutError, ValueError, InvalidFrame):
         async with asyncio.timeout_at(end):
             return await look
@@ -273,7 +278,7 @@ async def _until(end: float, look: Awaitable[T]) -> T | None:
 
 
 def _judged(found: FoundServer, uids: dict[int, set[int]] | None) -> FoundServer:
-    """Return ``found`` with the reason why it may not be used, if its listener is not ours, nor root's."""
+    """Set ``why_not`` unless this user or root runs the server, and return the result."""
     if found.why_not:
         return found
     if uids is None or not (owners := uids.get(found.server.port)):
@@ -302,7 +307,7 @@ _ANSWERING: Final = frozenset(
 def listener_owners(
     tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6")),
 ) -> dict[int, set[int]] | None:
-    """Return the ids of the users that listen on 127.0.0.1, by port; None where the system does not tell. Blocks."""
+    """Return, by port, the ids of the users whose processes listen on 127.0.0.1; None if they are unknown. Blocks."""
     if sys.platform != "linux" or sys.byteorder != "little":
         return None
     owners: dict[int, set[int]] = {}
@@ -328,7 +333,7 @@ def _listener(fields: list[str]) -> Iterator[tuple[int, int]]:
 
 
 async def _look_at(server: LocalServer) -> FoundServer | None:
-    """Return the model of a server that chats, the one that it has loaded if it tells. Raises OSError, ValueError."""
+    """Return the server with a chat model, preferably a loaded one; None without one. Raises OSError, ValueError."""
     if server.use == "ollama":
         return await _ollama(server)
     if server.use == "lmstudio":
@@ -341,7 +346,7 @@ async def _look_at(server: LocalServer) -> FoundServer | None:
 
 
 async def _ollama(server: LocalServer) -> FoundServer | None:
-    """Return the first of the loaded models that chats and runs here, or else of all."""
+    """Return Ollama with its first chat model that runs on this machine, a loaded one if possible."""
     loaded, there = await asyncio.gather(
         *(_get_json(server.port, path) for path in ("/api/ps", "/api/tags")), return_exceptions=True
     )
@@ -372,7 +377,7 @@ def _embeds(model: dict[str, Any]) -> bool:
 
 
 async def _lm_studio(server: LocalServer) -> FoundServer | None:
-    """Return the first loaded model that chats, or else the first of all, which LM Studio loads when it is asked."""
+    """Return LM Studio with its first loaded chat model, or else its first chat model, which it loads on request."""
     try:
         described = _listed(await _get_json(server.port, "/api/v0/models"), "data")
     except (ValueError, InvalidFrame):
@@ -383,13 +388,13 @@ async def _lm_studio(server: LocalServer) -> FoundServer | None:
 
 
 async def _any_model(server: LocalServer) -> FoundServer | None:
-    """Return the first model of what is no such server, or an old one: it is named, and not used."""
+    """Return an unknown or old server at this port with its first chat model, not to be used automatically."""
     models = await _chatting(server)
     return FoundServer(server, _name(models[0], "id"), f"it is not known to be {server.kind}") if models else None
 
 
 async def _chatting(server: LocalServer) -> list[dict[str, Any]]:
-    """Return the models of ``/v1/models`` that chat; none if they are of a server of this package."""
+    """Return the chat models of ``/v1/models``; none if the server is one of this package."""
     models = [one for one in _listed(await _get_json(server.port, "/v1/models"), "data") if _chats(_name(one, "id"))]
     return [] if any(one.get("owned_by") == _OWN_KIND for one in models) else models
 
@@ -400,7 +405,7 @@ def _listed(content: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _name(model: dict[str, Any], key: str) -> str:
-    """Return the name of a model; empty if it has none that can be shown, and asked for."""
+    """Return the name of a model, in its field ``key``; "" if it is missing, too long or not printable."""
     name = model.get(key)
     if isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME_CHARACTERS:
         return name
@@ -441,10 +446,10 @@ async def _answer(port: int, path: str) -> AsyncIterator[asyncio.StreamReader]:
 
 
 def voice_table(config: ServerConfig) -> Mapping[str, Sequence[str]]:
-    """Return the voices that may speak each of the configured ``languages``; empty where one voice speaks all of them.
+    """Return, for each of the configured ``languages``, the voices that may speak it, in order of preference.
 
-    English is spoken by the TTS itself, unless ``tts.voices`` has it. A TTS that was named and speaks a language is the
-    first choice for it.
+    Empty for a TTS that speaks all languages itself. English is not listed, as the TTS speaks it itself, unless
+    ``tts.voices`` names a voice for it. If a TTS was chosen by name, its voices come first.
     """
     own: Mapping[str, str] = config.tts.voices
     choice = config.tts.choice
@@ -472,7 +477,7 @@ EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """Create the configured engine, also one of another package. Raises ConfigurationError if that is not possible."""
+    """Create the configured engine, of this or another package. Raises ConfigurationError if it cannot be created."""
     engine: Engine = made(ENGINES, config.engine or EngineName.EMBEDDED, of=config, kind=Engine)
     return engine
 
@@ -493,7 +498,10 @@ def remote_engine(config: ServerConfig) -> Engine:
 
 
 def composed_engine(config: ServerConfig) -> Engine:
-    """Create an engine of an LLM, an ASR and a TTS: as configured, embedded, or vLLM's model and what it lacks."""
+    """Create an engine from an LLM, an ASR and a TTS: the configured or embedded ones, or vLLM's model as the LLM.
+
+    Of the vLLM engine, ASR and TTS are used only where the model itself does not hear or speak.
+    """
     from omni_ws.engine.composed.engine import ComposedEngine
 
     llm, whole_vllm = config.llm, config.engine is EngineName.VLLM
@@ -568,7 +576,7 @@ _EXAMPLES: Final = (
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
-    """Create the part that recognises speech; None if there is none."""
+    """Create the part that recognises speech; None if the configuration says ``none``."""
     choice = config.asr.choice
     if choice.name == "none":
         return None
@@ -622,7 +630,10 @@ def _rules() -> RulesEngine:
 
 
 def _with_rules(llm: Engine, config: ServerConfig, rules: RulesEngine | None = None) -> Engine:
-    """Return ``llm`` behind the rules, which answer what they know exactly; ``rules``: with their encyclopedia."""
+    """Return ``llm`` behind the rules, which answer themselves what they know exactly.
+
+    ``rules`` is an engine whose encyclopedia is shared; None loads one.
+    """
     from omni_ws.engine.llm.questions import load_encyclopedia
     from omni_ws.engine.llm.rules_engine import RulesFirst
     from omni_ws.weights import fetched_file
@@ -636,7 +647,7 @@ def _with_rules(llm: Engine, config: ServerConfig, rules: RulesEngine | None = N
 
 
 def _auto_llm(config: ServerConfig) -> Engine:
-    """Create the LLM that answers by rules until a language model was found or fetched."""
+    """Create the LLM that answers by rules until a language model is found on this machine, or fetched."""
     from omni_ws.engine.llm.auto_llm import RULES_ALONE, AutoLlm, FetchedMind, Found, why_none
 
     rules = _rules()
@@ -659,7 +670,7 @@ def _auto_llm(config: ServerConfig) -> Engine:
 
 
 def _remote_llm(config: ServerConfig) -> Engine:
-    """Create the LLM that is a server."""
+    """Create the LLM for a server with the chat API."""
     from omni_ws.engine.remote.engine import LocalServerLlm, RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
 
@@ -724,13 +735,13 @@ def _fetched(name: str) -> Path:
 
 
 def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
-    """Return the settings of a model without a Talker, which is a separate part; ``speaks``: it may speak itself."""
+    """Return vLLM's settings for ``model`` as the LLM, without a Talker. ``speaks``: the model may speak itself."""
     own = {"model": model, "omni_speech": vllm.omni_speech and speaks}
     return vllm.model_copy(update={**own, "talker": None, "talker_profile": None, "talker_args": {}})
 
 
 def tts_of(config: ServerConfig) -> Engine | None:
-    """Create the part that speaks; None if there is none."""
+    """Create the part that speaks; None if the configuration says ``none``."""
     choice = config.tts.choice
     if choice.name == "none":
         return None
@@ -780,7 +791,7 @@ def _best_voice(config: ServerConfig) -> Engine:
 
 
 def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
-    """Create the engine that speaks with a voice, and in the configured languages with those that they have."""
+    """Create the engine that speaks with ``voice``, and with other voices in languages that have others."""
     from omni_ws.engine.tts.speech_engine import SpeechEngine
     from omni_ws.engine.tts.voice_process import LanguageVoices
 
@@ -793,7 +804,10 @@ def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
 
 
 def live_backend(config: ServerConfig) -> Engine | None:
-    """Return the engine of ``live.backend``, which starts by itself; None if the server's own model does its work."""
+    """Return the engine for the second model of Live sessions, at the URL ``live.backend``; None if that is not set.
+
+    Without it, the server's own model does the work. The engine connects to the URL on its first request.
+    """
     live = config.live
     if live.backend is None:
         return None

@@ -42,8 +42,8 @@ class OmniError(Exception):
     """Base class of all errors that a client may see; never raised itself.
 
     ``param`` names the invalid field, ``sequence_id`` the input chunk and ``request_id`` the request that the error is
-    about, if any; ``ref`` is the client's own name for the request, or for that of the chunk. ``retry_after_ms`` is the
-    delay after which a retry may succeed.
+    about, if any; ``ref`` is the client's own name for this request, or for the request of the chunk.
+    ``retry_after_ms`` is the delay after which a retry may succeed.
     """
 
     wire: ClassVar[WireMapping]
@@ -80,7 +80,7 @@ class OmniError(Exception):
         ref: str | None = None,
         retry_after_ms: int | None = None,
     ) -> Self:
-        """Set the fields that are known by now; None leaves a field as it is. Return the error."""
+        """Set the given fields; None leaves a field as it is. Return the error."""
         self.param = self.param if param is None else param
         self.sequence_id = self.sequence_id if sequence_id is None else sequence_id
         self.request_id = self.request_id if request_id is None else request_id
@@ -98,14 +98,14 @@ class OmniError(Exception):
         return self
 
     def without_traceback(self) -> Self:
-        """Return a copy of the error to keep: a traceback or a cause would keep the variables of all frames alive."""
+        """Return a copy of the error without traceback and cause, which keep the variables of all frames alive."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         return twin
 
 
 class InvalidRequest(OmniError):
-    """The client sent something unacceptable. The session continues; the client has to correct it."""
+    """The client sent something invalid. The session continues; the client has to correct its message."""
 
 
 class InvalidFrame(InvalidRequest):
@@ -121,13 +121,13 @@ class InvalidValue(InvalidRequest):
 
 
 class UnknownType(InvalidRequest):
-    """The ``type`` of a frame is unknown. Leave such frames out; the server may be older than the client."""
+    """The ``type`` of a frame is unknown. Do not send such frames; the server may be older than the client."""
 
     wire = WireMapping("unknown_type", None, 400, "INVALID_ARGUMENT")
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A valid field asks for something that the engine cannot do. Leave it out."""
+    """A valid field asks for something that the engine cannot do. Omit the field."""
 
     wire = WireMapping(
         "unsupported_parameter", None, 400, "INVALID_ARGUMENT", note="a known field that this engine cannot honour"
@@ -175,7 +175,7 @@ class UnsupportedModality(InvalidRequest):
 
 
 class UnsupportedFormat(InvalidRequest):
-    """An audio, image or video format, or a content type, is not supported. Convert it."""
+    """An audio, image or video format, or a content type, is not supported. Convert the data to a supported one."""
 
     wire = WireMapping("unsupported_format", None, 415, "INVALID_ARGUMENT")
 
@@ -199,13 +199,13 @@ class ResyncRequired(InvalidRequest):
 
 
 class OffsetMismatch(InvalidRequest):
-    """Salience: the named offset is not one of the token list. Query its length, and continue from there."""
+    """Salience: the offset does not fit the token list of the session. Query the list's length, and continue there."""
 
     wire = WireMapping("offset_mismatch", None, None, "FAILED_PRECONDITION", note="salience")
 
 
 class ReadoutsOff(InvalidRequest):
-    """Salience: readouts were requested from a server without readout vectors. Leave them out."""
+    """Salience: readouts were requested from a server without readout vectors. Do not request readouts."""
 
     wire = WireMapping("readouts_off", None, None, "FAILED_PRECONDITION", note="salience")
 
@@ -221,7 +221,7 @@ class Refused(OmniError):
 
 
 class NotFound(Refused):
-    """Nothing has this path. Correct the URL."""
+    """No route has this path. Correct the URL."""
 
     wire = WireMapping("not_found", None, 404, None)
 
@@ -285,9 +285,9 @@ class SessionExpired(OmniError):
 
 
 class SessionConflict(OmniError):
-    """The state of the session rules this out: its input has ended, or it was cancelled. Do not retry.
+    """The state of the session forbids this message: its input has ended, or it was cancelled. Do not retry.
 
-    With a ``retry_after_ms`` another server has the session: retry after that time.
+    With ``retry_after_ms``, another server holds the session: retry after that time.
     """
 
     wire = WireMapping(
@@ -363,8 +363,8 @@ class EngineFailed(EngineError):
     """The engine failed on a request. Retry; report ``error_id`` to the operator if it persists.
 
     ``fatal`` means that the engine itself is gone: the session is closed with 1011, and HTTP answers 503. ``param``
-    names the part that failed where the engine is composed: ``asr``, ``llm`` or ``tts``. The message never quotes a
-    foreign exception, which may contain secrets; the log has it, under ``error_id``.
+    names the failed part of a composed engine: ``asr``, ``llm`` or ``tts``. The message never quotes an exception of
+    another library, which may contain secrets; the log has the exception, under ``error_id``.
     """
 
     wire = WireMapping(
@@ -391,7 +391,7 @@ class EngineFailed(EngineError):
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
-        #: Whether the history keeps what was told of the answer.
+        #: Whether the history keeps the part of the answer that was sent.
         self.keeps_answer = keeps_answer
         #: Details for the operator, and for a client on this machine.
         self.private = private
@@ -400,7 +400,10 @@ class EngineFailed(EngineError):
         self.error_id = error_id
 
     def set_part(self, part: str, engine: str, *, fatal: bool) -> None:
-        """Set which part of an engine failed, unless that is set, and whether its failure may be ``fatal``."""
+        """Set the part that failed, ``asr``, ``llm`` or ``tts``, unless it is set; ``engine`` is its engine's name.
+
+        Without ``fatal``, the error is no longer fatal.
+        """
         if self.param is None:
             self.param = part
             self.message = f"{part.upper()} ({engine}): {self.message}"
@@ -408,7 +411,7 @@ class EngineFailed(EngineError):
         self.fatal = self.fatal and fatal
 
     def end_session(self) -> None:
-        """Note that the engine itself is gone, which ends the session."""
+        """Make the error fatal: the engine itself is gone, which ends the session."""
         self.fatal = True
 
     def tell_private(self) -> None:
@@ -417,13 +420,13 @@ class EngineFailed(EngineError):
             self.message, self.private = f"{self.message}: {self.private}", ""
 
     def identify(self, error_id: str) -> None:
-        """Add to the error, and to its message, the error id under which the log has details."""
+        """Set the error id, under which the log has details, and append it to the message."""
         self.error_id = error_id
         self.message = f"{self.message}; error id {error_id}"
 
 
 class UpstreamInvalid(EngineError):
-    """An upstream's answer has nothing in it that is understood. Retry; tell the operator if it persists."""
+    """An upstream's answer has no content that can be used. Retry; tell the operator if the error persists."""
 
     wire = WireMapping("upstream_invalid", None, 502, "INTERNAL", retryable=True, note="an answer that says nothing")
 
@@ -437,7 +440,7 @@ def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
 
 
 def websocket_close_code(error: OmniError) -> int | None:
-    """Return the code with which a WebSocket session is closed after ``error``; None if it stays open."""
+    """Return the code with which a WebSocket session is closed after ``error``; None if the session stays open."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 1011
     return error.wire.websocket_close
@@ -446,8 +449,8 @@ def websocket_close_code(error: OmniError) -> int | None:
 def ends_session(error: OmniError) -> bool:
     """Return whether a WebSocket session ends if one of its requests fails with this error.
 
-    A request that finds no capacity ends alone: a session is closed as busy only if it cannot be opened at all. A
-    request whose whole input is too large ends alone, too.
+    A request that finds no capacity fails without ending its session: only a session that cannot be opened at all is
+    closed as busy. A request whose input is too large as a whole does not end the session, either.
     """
     if isinstance(error, Busy) or (isinstance(error, PayloadTooLarge) and error.of_request):
         return False

@@ -1,4 +1,4 @@
-"""Commands that messages suggest, valid in the running server's environment; and a check of packages' private names."""
+"""Commands for messages to users, valid in the server's environment; and a check of private names in packages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def this_python() -> str:
 
 
 class Installer(Enum):
-    """What made the environment of the running interpreter: how more is installed into it depends on that."""
+    """The program that made the environment of the running interpreter; packages are added by the same program."""
 
     PIP = "pip"
-    #: An environment that `uvx` made in its cache, and that is left as it is.
+    #: An environment that `uvx` made in its cache, to which nothing is added.
     UVX = "uvx"
     UV_TOOL = "uv tool"
     #: An environment of `uv venv` or a project of uv, which may be without pip.
@@ -35,7 +35,7 @@ class Installer(Enum):
 
 
 def installer(prefix: Path | None = None) -> Installer:
-    """Return what made the environment at ``prefix``, by default that of the running interpreter."""
+    """Return the program that made the environment at ``prefix``, by default that of the running interpreter."""
     prefix = prefix or Path(sys.prefix)
     if (prefix / "uv-receipt.toml").is_file():
         return Installer.UV_TOOL
@@ -49,7 +49,7 @@ def installer(prefix: Path | None = None) -> Installer:
 
 
 def _names_uv(settings: Path) -> bool:
-    """Return whether uv wrote these settings of an environment."""
+    """Return whether uv wrote ``settings``, the file pyvenv.cfg of an environment."""
     try:
         return re.search(r"(?m)^uv\s*=", settings.read_text(encoding="utf-8", errors="replace")) is not None
     except OSError:
@@ -57,9 +57,9 @@ def _names_uv(settings: Path) -> bool:
 
 
 def install_command(extra: str = "", made_by: Installer | None = None) -> str:
-    """Return the command that installs the packages of an extra beside omni-ws; without one, those that it needs.
+    """Return the command that installs omni-ws with the packages of ``extra``; without an extra, with all it needs.
 
-    With `uvx` and `pipx run`, it is the command that starts the server with them.
+    For `uvx` and `pipx run`, return the command that starts the server with these packages.
     """
     wanted = f"'omni-ws[{extra}]'" if extra else "omni-ws"
     match made_by or installer():
@@ -78,7 +78,7 @@ def install_command(extra: str = "", made_by: Installer | None = None) -> str:
 
 
 def fetch_command(weights: str, made_by: Installer | None = None) -> str:
-    """Return the command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
+    """Return the command that fetches a model's weights; ``weights`` is a name in ``requirements/weights.lock``."""
     match made_by or installer():
         case Installer.UVX:
             command = "uvx omni-ws"
@@ -102,9 +102,9 @@ INSTALL_VLLM = "'make serve ENGINE=vllm MODEL=…' in the project's folder insta
 
 
 def check_private_names(package: str, used: Mapping[type, Sequence[str]]) -> None:
-    """Raise ImportError if classes of ``package`` lack private names that are used here.
+    """Raise ImportError if classes of ``package`` lack private names that this package uses.
 
-    The names of a class are those that it defines, and those that its constructor sets.
+    ``used`` maps each class to these names. A class has a name if it defines it, or if its constructor sets it.
     """
     gone = [
         f"{kind.__name__}.{name}"

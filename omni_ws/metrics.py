@@ -1,7 +1,6 @@
 """The metrics of a server, in the formats of Prometheus.
 
-Label values are from short lists in the server: no value that a client sends becomes a label, so cardinality is
-bounded.
+Label values come from short, fixed lists: no value that a client sends becomes a label, so cardinality is bounded.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Description(NamedTuple):
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    Most gauges call a function, which their owner sets, for the current value when they are scraped.
+    When they are scraped, most gauges call a function for the current value, which the owner of that value has set.
     """
 
     def __init__(self) -> None:
@@ -315,7 +314,7 @@ def rendered(families: Iterable[Metric], accept: str) -> Callable[[], tuple[byte
 
 
 class _Collected(Collector):
-    """A collector of metrics that were already collected: Prometheus's encoders take collectors."""
+    """A collector of metrics that are collected already, since Prometheus's encoders accept only collectors."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

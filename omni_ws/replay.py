@@ -1,4 +1,4 @@
-"""The command ``omni-ws replay``."""
+"""The command ``omni-ws replay``: replays recordings against a server, and compares the answers."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ _LEAST_COLUMN: Final = 20
 
 
 class ForkFailed(Exception):
-    """The server refused the turn, or did not answer it."""
+    """The server refused the turn, or did not answer."""
 
 
 def read_point(path: Path, number: int, changes: Mapping[str, Any]) -> ForkPoint:
-    """Return the turn of a recording. Raises OSError, ValueError for no recording of a call, and an InvalidRequest."""
+    """Return the turn ``number`` of a recording. Raises OSError, InvalidRequest, and ValueError for any other file."""
     return fork_point(CallReading(CallLines(path)), number, changes)
 
 
 async def answered(
     point: ForkPoint, target: Target, serve: Sequence[str] | None, *, speed: float, patience: float
 ) -> TimedAnswer:
-    """Return the answer of the server at ``target`` or, with ``serve``, of one that is started with these arguments.
+    """Return the answer of the server at ``target`` or, with ``serve``, of a server started with these arguments.
 
     ``patience`` is the longest silence of the server in seconds. Raises ForkFailed, NoServer and OSError.
     """
@@ -100,7 +100,7 @@ async def _ask(point: ForkPoint, target: Target, *, speed: float, patience: floa
 
 
 class _Asking:
-    """The turn at a server that is connected."""
+    """One turn of a call, sent to a connected server, up to its answer."""
 
     def __init__(self, point: ForkPoint, connection: ClientConnection, *, speed: float, patience: float) -> None:
         self._point = point
@@ -137,7 +137,7 @@ class _Asking:
         return asyncio.get_running_loop().time() * 1000
 
     async def _hear(self, patience: float | None = 0.0) -> None:
-        """Take one message. Raises ForkFailed for an error, and for silence."""
+        """Receive one message. Raises ForkFailed for an error of the server, and for silence beyond ``patience``."""
         limit = self._patience if patience == 0.0 else patience
         try:
             async with asyncio.timeout(limit):
@@ -154,7 +154,7 @@ class _Asking:
             await self._send({"type": "output_ack", "sequence_id": self._acknowledged})
 
     async def _speak(self) -> None:
-        """Send the turn: the text at once, the sound at the pace at which it was spoken, or ``speed`` times as fast."""
+        """Send the turn: the text in one piece, then the sound at ``speed`` times the pace of speech."""
         point, number = self._point, 0
         if point.text:
             await self._send({"type": "input_chunk", "sequence_id": number, "text": point.text})
@@ -170,7 +170,7 @@ class _Asking:
 
 
 def fork_as_json(point: ForkPoint, answer: TimedAnswer) -> str:
-    """Return both answers as one line of JSON."""
+    """Return the recorded and the new answer as one line of JSON."""
     return orjson.dumps(
         {
             "user": {"text": point.turn["user"]["text"], "typed": point.text, "heard": answer.heard},
@@ -186,7 +186,7 @@ def fork_as_json(point: ForkPoint, answer: TimedAnswer) -> str:
 
 
 def fork_as_text(point: ForkPoint, answer: TimedAnswer) -> str:
-    """Return both answers beside each other, as wide as the terminal."""
+    """Return the recorded and the new answer in two columns, as wide as the terminal."""
     width = max(_LEAST_COLUMN, (shutil.get_terminal_size().columns - 3) // 2)
     user = point.turn["user"]
     columns = [
@@ -352,7 +352,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fork(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Answer one turn of a recorded call again; return EQUAL, DIFFERENT if that failed, or USAGE_ERROR."""
+    """Send one turn of a recorded call again, and print both answers.
+
+    Return EQUAL, or DIFFERENT if the turn failed, or USAGE_ERROR.
+    """
     serve = None
     try:
         if len(options.files) != 1:
@@ -402,7 +405,7 @@ class RecordingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """A recording in memory, as a script to be played."""
+    """A recording in memory, as the script of a replay."""
 
     path: Path
     header: HeaderLine
@@ -410,7 +413,7 @@ class RecordedSession:
 
 
 def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
-    """Read a recording and check that it can be played.
+    """Read a recording and check that it can be replayed.
 
     ``incomplete`` accepts a recording that was cut off. Raises RecordingError.
     """
@@ -494,7 +497,7 @@ _SHOWN: Final = 60
 
 
 class Comparison(StrEnum):
-    """How strictly answers are compared."""
+    """The strictness with which answers are compared."""
 
     #: Compares audio byte by byte.
     EXACT = "exact"
@@ -622,7 +625,7 @@ class Result:
         return self.now is not None and not self.differences
 
     def pairs(self) -> Iterator[tuple[TimedAnswer, TimedAnswer]]:
-        """Yield the pairs of recorded and replayed answers, as far as both exist."""
+        """Yield each recorded answer with the replayed one, as long as both exist."""
         yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
 
 

@@ -145,17 +145,16 @@ class App(Application):
         return replace(decision, connection=connect)
 
     async def serve_websocket(self, connection: ServerConnection) -> None:
-        """Run the endpoint that accepted the handshake: the handler of the websockets library."""
+        """Run the endpoint that accepted the handshake. The websockets library calls this as its handler."""
         await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
         return access.is_allowed_origin(request, self.config.allow_origin)
 
     def allows_host(self, request: HttpRequest) -> bool:
-        """Return whether the ``Host`` of a request is allowed: any host if there are API keys.
+        """Return whether the ``Host`` of a request is allowed. With API keys, any is: DNS rebinding gains nothing then.
 
-        With keys, DNS rebinding gains an attacker nothing. A request of HTTP/1.0, which no browser sends, may have no
-        ``Host``.
+        A request without ``Host`` is allowed: it is HTTP/1.0, which no browser sends.
         """
         host = request.headers.get("host")
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
@@ -164,7 +163,10 @@ class App(Application):
 
     @asynccontextmanager
     async def storing(self) -> AsyncIterator[None]:
-        """Keep sessions in the configured store during the block. Raises ConfigurationError if it cannot be used."""
+        """Run the configured store of sessions during the ``with`` block.
+
+        Raises ConfigurationError if the store is unusable.
+        """
         store = self.sessions.store
         if store is None:
             yield
@@ -251,8 +253,8 @@ def create_app(
 ) -> App:
     """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
-    ``model_name`` is the first name under which the model is served and announced; those of the configuration follow.
-    ``group`` is the group of workers to which a worker belongs.
+    ``model_name`` is the first name under which the model is served and announced; the configured names follow.
+    ``group`` is the group of workers of which this process is one.
     """
     config = config or ServerConfig()
     if model_name is not None:
@@ -264,7 +266,7 @@ def create_app(
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
     """Run a server until SIGTERM, SIGINT or SIGHUP, and return the exit status. Blocks. Raises as ``serve`` does.
 
-    When the server can answer, ``listening`` is called with its port.
+    ``listening`` is called with the port once the server can answer.
     """
     config = config or ServerConfig()
     if config.workers > 1:
@@ -275,7 +277,7 @@ def launch_server(config: ServerConfig | None = None, *, listening: Callable[[in
 
 
 def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[], Worker]) -> int:
-    """Run the worker that ``join`` returns, which is called on the event loop. Otherwise like ``launch_server``."""
+    """Run one worker, like ``launch_server``. ``join`` is called on the event loop, and returns the Worker."""
 
     async def work() -> int:
         return await serve(config, keys=keys, worker=join())
@@ -302,7 +304,7 @@ class RunningServer:
     """A server that is listening for connections."""
 
     def __init__(self, app: App, server: Server, connections: Connections, *, port: int | None = None) -> None:
-        """Set up the server; ``port`` is given if another process listens on it."""
+        """Set up the server; ``port`` is given if another process, the supervisor, listens on that port."""
         self.app = app
         self._port = port
         self._server = server
@@ -316,7 +318,7 @@ class RunningServer:
 
     @property
     def port(self) -> int:
-        """The port on which the server listens; with ``port = 0``, the one that the system chose."""
+        """The port on which the server listens; with the setting ``port = 0``, the port that the system chose."""
         port: int = next(iter(self._server.sockets)).getsockname()[1] if self._port is None else self._port
         return port
 
@@ -359,10 +361,10 @@ class RunningServer:
 
 @asynccontextmanager
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
-    """Serve ``app`` on its configured address during the block. Raises OSError if the port is taken.
+    """Serve ``app`` on its configured address during the ``with`` block. Raises OSError if the port is taken.
 
-    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError for a store of sessions that cannot
-    be used.
+    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError if the store of sessions is
+    unusable.
     """
     async with app.storing(), _listening(app, worker) as running:
         yield running
@@ -452,12 +454,12 @@ async def serve(
     keys: tuple[ApiKey, ...] | None = None,
     worker: Worker | None = None,
 ) -> int:
-    """Run a server to its end, and return the exit status. When it can answer, ``listening`` is called with its port.
+    """Run a server until it ends, and return the exit status.
 
-    If the server does not end soon after a second signal, ``last_resort`` is called with the exit status, from a
-    thread, since the event loop may be blocked. A ``worker`` gets its keys from the supervisor. Raises
-    ConfigurationError for a configuration that cannot be served, OSError if a port is taken, and EngineFailed if the
-    engine does not start.
+    ``listening`` is called with the port once the server can answer. If the server does not end soon after a second
+    signal, ``last_resort`` is called with the exit status, from a thread, since the event loop may be blocked. A
+    ``worker`` gets its keys from the supervisor. Raises ConfigurationError for a configuration that cannot be served,
+    OSError if a port is taken, and EngineFailed if the engine does not start.
     """
     configure_logging(config.log_format, config.log_level, None if worker is None else worker.name)
     keys = configured_keys(config) if keys is None else keys
@@ -486,7 +488,7 @@ async def _serve_until(
     listening: Callable[[int], object] | None = None,
     worker: Worker | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then drain; ``at_once`` cuts the start and the drain short."""
+    """Serve until ``stop`` is set, then drain. When ``at_once`` is set, the start or the drain is cut short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
     exporting = exporting_to_otlp(app)
     async with exporting, listen(app, worker) as server, serve_tokens(app) as token_service:
@@ -522,7 +524,7 @@ async def _serve_until(
 
 @asynccontextmanager
 async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
-    """Export the spans and the metrics of a server during the block, as far as its settings want that."""
+    """Export spans and metrics of a server during the ``with`` block, if ``tracing`` and ``otlp_metrics`` are set."""
     config, sessions = app.config, app.sessions
 
     def model() -> str:
@@ -546,7 +548,7 @@ async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _during(work: Coroutine[Any, Any, None], *, name: str) -> AsyncIterator[None]:
-    """Run ``work`` during the block; at its end, cancel it and wait for its end."""
+    """Run ``work`` as a task during the ``with`` block; then cancel the task and wait until it has ended."""
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -563,9 +565,10 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
-    """During the block, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``; none is fatal.
+    """Handle signals during the ``with`` block: the first SIGTERM or SIGINT sets ``stop``, the second ``at_once``.
 
-    SIGHUP sets ``stop``, too, but is not counted: a terminal that closes may send it more than once.
+    The second signal also calls ``last_resort``, after LAST_RESORT_SEC. SIGHUP sets ``stop``, too, but is not counted:
+    a terminal that closes may send it more than once.
     """
     signalled = False
 
@@ -599,10 +602,10 @@ DEFAULT_GRPC_PORT: Final = 50051
 
 @asynccontextmanager
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
-    """Serve gRPC during the block. Calls are refused until ``begin`` is called.
+    """Serve gRPC during the ``with`` block. Calls are refused until the listener's ``begin`` is called.
 
     Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
-    ``grpc.port`` is set in that case, and OSError if the port is taken.
+    ``grpc.port`` is set although the engine has no token sessions, and OSError if the port is taken.
     """
     config = app.config
     if not app.sessions.engine.capabilities.token_sessions or not has_grpc():
@@ -635,7 +638,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
 
 
 def _grpc_port(config: ServerConfig) -> int:
-    """Return the port for gRPC: any free one if the server's port is any free one, as the default may be taken."""
+    """Return the port for gRPC: as set, or the default. 0, for any free port, if the server's own port is 0."""
     if config.grpc.port is not None:
         return config.grpc.port
     return DEFAULT_GRPC_PORT if config.port else 0
@@ -659,7 +662,7 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
 
 
 def _announce_start(server: RunningServer, worker: Worker | None) -> None:
-    """Log the address of the page, although the engine is still starting.
+    """Log the address of the server's web page, while the engine is still starting.
 
     Programs that wait for the server look for the last line of ``_announce``; this line must differ from that one.
     """

@@ -2,7 +2,7 @@
 
 The sources are installed packages, the official site of the model, and packages of an index. A WeightsSource puts
 complete, verified files into a folder; ``Fetching`` controls one attempt to fetch: it receives the progress, and can
-stop the attempt. The functions block, for long if something has to be fetched: for worker threads and for commands.
+stop the attempt. The functions block, for a long time if they fetch: call them from worker threads and commands only.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from omni_ws.config.values import replace_file, user_cache_folder
 
 
 class WeightsError(Exception):
-    """No source has the weights, or only with other bytes than the pinned ones. The error is never sent to a client."""
+    """The weights cannot be fetched: no source has the pinned bytes. The error is never sent to a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
     """A pinned file; ``members`` are the names of its parts in the packages, in the order in which they are joined.
 
-    ``official`` is the address of its publisher, if that is not the one of the weights.
+    ``official`` is the URL from which this file is downloaded, if it differs from that of the weights.
     """
 
     name: str
@@ -59,9 +59,9 @@ class PinnedFile:
 
 @dataclass(frozen=True, slots=True)
 class PinnedWheel:
-    """A pinned package: name and version, with the digest of its wheel. ``size`` is the bytes to download.
+    """A pinned package: name and version, with the digest of its file. ``size`` is the size of the download in bytes.
 
-    A package named as npm names it (``NAME@VERSION``) is a tarball for npm.
+    A ``requirement`` in npm's form, ``NAME@VERSION``, is a tarball from npm; any other is a wheel.
     """
 
     requirement: str
@@ -78,7 +78,7 @@ class PinnedWheel:
 
     @property
     def kept_as(self) -> str:
-        """The name of the downloaded package, which stays for the next attempt until the files are complete."""
+        """The file name of the downloaded package, which is kept for the next attempt until the files are complete."""
         return f"{self.sha256}.{'tgz' if self.of_npm else 'whl'}.part"
 
 
@@ -100,12 +100,12 @@ class PinnedWeights:
 
     @property
     def download(self) -> int:
-        """The most bytes that any source transfers."""
+        """The most bytes that any source has to download for these weights."""
         return max(self.size if self.official else 0, sum(wheel.size for wheel in self.wheels))
 
     @cached_property
     def key(self) -> str:
-        """The name of the folder for these weights. It depends on the bytes, so versions can exist side by side."""
+        """The name of the folder for these weights. It depends on their bytes, so versions can exist side by side."""
         files = "".join(f"{file.sha256} {file.name}\n" for file in self.files)
         return f"{self.name}-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 
@@ -144,7 +144,7 @@ def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
 
 
 def _plain(name: str) -> str:
-    """Return ``name`` if it can be a file's name; otherwise raise ValueError."""
+    """Return ``name`` if it is a plain file name, without a folder; otherwise raise ValueError."""
     if name != Path(name).name or name.startswith("."):
         raise ValueError(f"{name!r} is not a plain name")
     return name
@@ -184,7 +184,7 @@ class Fetching:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def go_on(self) -> None:
-        """Raises WeightsError if ``stop`` is set."""
+        """Raise WeightsError if ``stop`` is set."""
         if self.stop.is_set():
             raise WeightsError("given up")
 
@@ -198,7 +198,8 @@ class WeightsSource(Protocol):
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
-        The ``.part`` of a file, and packages as ``kept_as``, stay for the next attempt. Only one process uses a folder.
+        An incomplete file (``.part``) and downloaded packages (``kept_as``) stay for the next attempt. Only one process
+        at a time uses a folder.
         """
 
 
@@ -225,7 +226,7 @@ def settle(part: Path, file: PinnedFile, folder: Path) -> None:
 
 
 class InstalledSource:
-    """Copies files of installed packages that have the pinned bytes. Transfers nothing."""
+    """The installed packages: copies their files that have the pinned bytes. Downloads nothing."""
 
     name = "installed"
 
@@ -241,7 +242,7 @@ class InstalledSource:
 
 
 def _holds(path: Path, file: PinnedFile) -> bool:
-    """Return whether the path has the pinned bytes; False if it is unreadable, as when a folder in it is a file."""
+    """Return whether the file at ``path`` has the pinned bytes; False if it cannot be read."""
     try:
         return is_pinned(path, file)
     except OSError:
@@ -255,7 +256,7 @@ LEAST_BYTES_PER_SEC: Final = 100_000
 
 
 class OfficialSource:
-    """Downloads by HTTP, and resumes an earlier download.
+    """The official site of a model: downloads files by HTTP, and resumes incomplete downloads.
 
     Gives up early, since there are other sources: if there is no response within ``open_sec``, if nothing arrives for
     ``stall_sec``, or if, after ``stall_sec``, the average rate of a file is below LEAST_BYTES_PER_SEC. A host that
@@ -311,7 +312,10 @@ class OfficialSource:
             raise WeightsError(f"{url} ended after {have} of {file.size} bytes")
 
     def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
-        """Return the response. A thread waits for it, since the resolution of a host name has no time-out."""
+        """Request ``url`` from the byte ``have`` on, and return the response.
+
+        A thread waits for the response, since the resolution of a host name has no time-out.
+        """
         host = urlsplit(url).netloc
         if host in self._silent:
             raise WeightsError(f"{host} did not answer before")
@@ -339,7 +343,7 @@ class OfficialSource:
 
     @staticmethod
     def _begin(response: http.client.HTTPResponse, have: int) -> int:
-        """Return the offset of the first byte of the response in the file."""
+        """Return the offset in the file at which the response begins: ``have``, or 0 for the whole file."""
         if response.status == http.HTTPStatus.PARTIAL_CONTENT and have:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 raise WeightsError("the answer is another part of the file than was asked for")
@@ -376,12 +380,12 @@ _NPM_OPTIONS: Final = ("--ignore-scripts", "--no-update-notifier", "--loglevel=e
 
 
 class PackageSource:
-    """Fetches packages that are pinned by their digests, from the index that pip or npm is set up for; unpacks them.
+    """The package index that pip or npm is configured for: downloads pinned packages, and unpacks the files in them.
 
-    pip downloads wheels, and npm its packages. Nothing is installed, nothing in them is run, and their dependencies are
-    not fetched. One package is downloaded at a time, in ``seconds`` at most. pip and npm keep nothing of a download
-    that breaks, but the packages before it stay in the folder. Until the files are complete, they need as much room
-    again.
+    pip downloads wheels, and npm tarballs. Nothing is installed, no code of the packages is run, and their dependencies
+    are not fetched. Packages are downloaded one by one, each in ``seconds`` at most. pip and npm keep nothing of an
+    interrupted download, but packages that are complete stay in the folder. Until the files are complete, packages and
+    files together take twice the room.
     """
 
     name = "packages"
@@ -417,7 +421,7 @@ class PackageSource:
                 settle(part, file, folder)
 
     def _download(self, name: str, packages: Sequence[PinnedWheel], folder: Path, fetching: Fetching) -> None:
-        """Put the packages into ``folder``, except those that an earlier attempt has left there."""
+        """Download the packages into ``folder``, except those that an earlier attempt has left there."""
         missing = [package for package in packages if not _has_digest(folder / package.kept_as, package.sha256)]
         for package in missing:
             if package.of_npm and shutil.which(self._npm) is None:
@@ -436,7 +440,7 @@ class PackageSource:
             had += package.size
 
     def _run(self, package: PinnedWheel, folder: Path, fetching: Fetching) -> Iterator[int]:
-        """Download one package with pip or npm; yield how many bytes have arrived. Raises OSError for a full disk."""
+        """Download one package with pip or npm; yield the number of bytes so far. Raises OSError for a full disk."""
         log = folder / "download.log"
         began = time.monotonic()
         with log.open("wb") as output:
@@ -477,7 +481,7 @@ class PackageSource:
 
 
 def _has_digest(path: Path, sha256: str) -> bool:
-    """Return whether a package has the pinned bytes, whatever the lock file gives as its size."""
+    """Return whether a package has the pinned digest, even if its size is not the one in the lock file."""
     try:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
@@ -486,7 +490,7 @@ def _has_digest(path: Path, sha256: str) -> bool:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return how many bytes of a package have been downloaded, while files are added, copied and removed."""
+    """Return how many bytes of a package have been downloaded: the size of the largest package file in ``folder``."""
     found = 0
     with suppress(OSError):
         for path in folder.rglob("*"):
@@ -498,7 +502,7 @@ def _bytes_in(folder: Path) -> int:
 def _join(
     file: PinnedFile, members: Mapping[str, Callable[[], IO[bytes] | None]], target: BinaryIO, fetching: Fetching
 ) -> None:
-    """Write the parts of a file one after the other, but never more than its pinned size."""
+    """Write the parts of a file to ``target``, one after the other. Raises WeightsError beyond the pinned size."""
     left = file.size
     for member in file.members:
         opened = members[member]() if member in members else None
@@ -518,7 +522,7 @@ _ERROR_MARKS: Final = ("ERROR: ", "npm error code ", "npm ERR! code ")
 
 
 def error_in(said: str) -> str:
-    """Return the last line that pip or npm marks as an error, or else the last line; empty if they said nothing."""
+    """Return the last line of pip's or npm's output that is marked as an error, or else the last line, or ""."""
     # A Python without pip says so without a mark.
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(_ERROR_MARKS)]
@@ -546,7 +550,7 @@ def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] |
 
 
 def fetched_file(name: str) -> Path | None:
-    """Return the file of pinned weights that consist of one file; None if they were not fetched. Blocks."""
+    """Return the path of pinned weights that consist of one file; None if they were not fetched. Blocks."""
     (file,) = pinned_weights()[name].files
     folder = fetched_folder(name)
     return None if folder is None else folder / file.name
@@ -558,7 +562,7 @@ def fetched_folder(name: str) -> Path | None:
 
 
 class WeightsCache:
-    """A folder of weights, in which a complete folder for each model appears at once.
+    """A folder of weights, with a folder for each model, which appears only when it is complete.
 
     A file is verified in full before its first use, and again whenever its size, time or inode has changed, so damage
     is noticed. A program that may write to the folder can deceive ``find``, but not ``problems``.
@@ -573,7 +577,7 @@ class WeightsCache:
         return self.folder / weights.key
 
     def kept(self, weights: PinnedWeights) -> int:
-        """Return how many bytes a fetch that was broken off has left, for the next one to go on with."""
+        """Return how many bytes an interrupted fetch has left, from which the next fetch continues."""
         try:
             return sum(path.stat().st_size for path in self._working(weights).iterdir())
         except OSError:
@@ -600,7 +604,7 @@ class WeightsCache:
         return folder
 
     def problems(self, weights: PinnedWeights) -> list[str]:
-        """Return what is wrong with the files, reading them in full; empty if nothing is."""
+        """Return the problems of the files, which are read in full; empty if all files have the pinned bytes."""
         folder = self.folder_of(weights)
         found = [problem for file in weights.files if (problem := _problem(folder / file.name, file)) is not None]
         if found:
@@ -665,9 +669,9 @@ class WeightsCache:
             raise WeightsError("; ".join([f"{weights.name} cannot be fetched", *failed]))
 
     def _check_room(self, weights: PinnedWeights, kept: int) -> None:
-        """Raises WeightsError unless the disk has room for the files, and once more for the download.
+        """Raise WeightsError unless the disk has room for the files and the download together.
 
-        An earlier attempt has left ``kept`` bytes.
+        The ``kept`` bytes of an earlier attempt are subtracted.
         """
         needed = max(0, weights.size + weights.download - kept) + _SPARE_BYTES
         if (free := shutil.disk_usage(self.folder).free) < needed:
@@ -699,13 +703,16 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the record. Errors are ignored: without a record, in a read-only folder, files are verified each time."""
+    """Write the record of verified files. Errors are ignored: without a record, files are verified at each use."""
     with suppress(OSError):
         replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
 def _tidy(folder: Path, keep: set[str]) -> None:
-    """Remove what earlier attempts have left, except the files to ``keep``. A killed attempt's pip may still write."""
+    """Remove all files and folders of earlier attempts, except the files ``keep``.
+
+    pip may still run from an attempt that was killed, and write files meanwhile.
+    """
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -718,7 +725,10 @@ def _tidy(folder: Path, keep: set[str]) -> None:
 
 @contextmanager
 def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
-    """Hold the lock on a file, which it creates, during the block. Raises WeightsError if the fetch is given up."""
+    """Lock the file ``path``, created if missing, during the ``with`` block; wait while another process holds the lock.
+
+    Raises WeightsError if the fetch is stopped.
+    """
     with path.open("ab") as opened:
         told = False
         while not _try(opened):

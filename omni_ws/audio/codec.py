@@ -1,4 +1,4 @@
-"""AudioDecoder and AudioEncoder: they convert audio of any format to samples at an engine's rate, and back."""
+"""AudioDecoder and AudioEncoder: convert audio of any format to samples at an engine's rate, and back."""
 
 from __future__ import annotations
 
@@ -74,15 +74,16 @@ class _SourceDecoder(Protocol):
 class AudioDecoder:
     """Decodes one audio stream incrementally, mixes it down to mono and resamples it to ``sample_rate`` (Hz).
 
-    A stream of a file format may hold several files in succession, of any file formats: their first bytes decide. Their
-    audio is joined to one stream. ``take_stray`` reports bytes that belong to none of them.
+    If ``source`` is a file format, the stream may hold several files one after the other, each of any file format,
+    which its first bytes tell. Their audio is joined into one stream. ``take_stray`` reports bytes that belong to none
+    of the files.
 
-    The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. For
-    input that is not in the format of ``source``, the call and every later call raise UnsupportedFormat.
+    The samples do not depend on how the bytes are cut into calls. An incomplete sample at the end of the input is
+    dropped. For input that is not in the format of ``source``, the call and every later call raise UnsupportedFormat.
 
     An MP4 file whose index comes last is buffered until its end, and charged to ``room``; without a room it has to be
-    small. Other compressed audio occupies a thread until ``close``, which the context manager and the garbage collector
-    call, too.
+    small. Other compressed audio occupies a thread until ``close``; the end of a ``with`` block and the garbage
+    collector call ``close``, too.
     """
 
     def __init__(self, source: AudioFormat, *, sample_rate: int, room: Room | None = None) -> None:
@@ -105,9 +106,10 @@ class AudioDecoder:
         self._ended = False
 
     def decode(self, data: bytes, *, begins_chunk: bool = True) -> Samples:
-        """Return the samples that ``data`` completes. ``begins_chunk``: ``data`` begins with a chunk of the client.
+        """Return the samples that ``data`` completes. ``begins_chunk``: ``data`` is the start of a client's chunk.
 
-        Raises UnsupportedFormat for far more audio than so many bytes of speech can hold; ``pieces`` has no such limit.
+        Raises UnsupportedFormat if the audio is far longer than speech of ``len(data)`` bytes can be; ``pieces`` has no
+        such limit.
         """
         if self._raw is not None:
             return self._decode_raw(data, self._raw)
@@ -129,7 +131,7 @@ class AudioDecoder:
             yield from self._resampled(block)
 
     def take_stray(self) -> UnsupportedFormat | None:
-        """Return an error if, since the last call, bytes were dropped that were no file, no padding and no tag."""
+        """Return an error if bytes outside of any file, but for padding and tags, were dropped since the last call."""
         if self._files is None or not self._files.take_stray():
             return None
         return UnsupportedFormat(
@@ -182,7 +184,7 @@ class AudioDecoder:
             yield self._clipped(self._resampler.flush())
 
     def _guarded(self, blocks: Iterator[SourceBlock]) -> Iterator[SourceBlock]:
-        """Yield ``blocks``; if that fails, record the failure and release the thread."""
+        """Yield ``blocks``; if the iterator raises, record the failure and release the thread."""
         try:
             yield from blocks
         except UnsupportedFormat as failure:
@@ -300,7 +302,7 @@ class _FileStream:
 
 
 def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None) -> _SourceDecoder:
-    """Return the decoder of a file, by the kind that its first bytes say, or else by the named format."""
+    """Return the decoder for a file of this kind; if ``kind`` is None, of the format ``named`` by the client."""
     encoding = named if kind is None or _KINDS[named] is kind else ENCODINGS[kind]
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()
@@ -350,8 +352,8 @@ class _WavDecoder:
 class AudioEncoder:
     """Resamples one stream of mono samples from ``source_rate`` (Hz) and encodes it as ``target``.
 
-    All channels of the target are the same. A WAV stream begins with a header of unknown length; ``ogg`` contains Opus,
-    as ``opus`` does. Raises UnsupportedFormat for an unsupported target.
+    All channels of the target get the same samples. The header of a WAV stream gives the length as unknown; ``ogg``
+    contains Opus, as ``opus`` does. Raises UnsupportedFormat for an unsupported target.
     """
 
     def __init__(self, target: AudioFormat, *, source_rate: int) -> None:
@@ -396,7 +398,7 @@ class AudioEncoder:
 
 
 def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> bytes:
-    """Return a whole file; its header has the true length if the format has a field for that."""
+    """Return a whole file; its header has the true length if the format has a field for the length."""
     checked_sample_rate(target.sample_rate)
     checked_channels(target.channels)
     samples = resampled(samples, checked_sample_rate(source_rate), target.sample_rate, "HQ")

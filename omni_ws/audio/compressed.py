@@ -136,8 +136,8 @@ _BROKEN_PACKETS_ALLOWED = 8
 def usable_frames(packets: Iterable[Any], decode: Callable[[Any], Iterable[Frame]], what: str) -> Iterator[Frame]:
     """Yield the frames of ``packets``, and skip packets that cannot be decoded.
 
-    Raises UnsupportedFormat if such packets outnumber the frames, when there are several of them or at the end, and for
-    a stream without frames.
+    Raises UnsupportedFormat for a stream without frames, and if the skipped packets outnumber the frames; while they
+    are few, this is checked only at the end of the stream.
     """
     good = broken = 0
     for packet in packets:
@@ -252,7 +252,7 @@ class CompressedEncoder:
         self._stream = stream
 
     def encode(self, samples: Samples) -> bytes:
-        """Encode ``samples``; return the bytes that are complete, which may be none."""
+        """Encode ``samples``; return the bytes that are complete, possibly none."""
         if len(samples):
             frame = self._frame(samples)
             frame.sample_rate = self._target.sample_rate
@@ -293,7 +293,7 @@ def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
 
 
 def _servable_codec(target: AudioFormat) -> _Codec:
-    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, if none supports it."""
+    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, if no codec supports it."""
     codec = _CODECS.get(target.encoding)
     if codec is None:
         raise UnsupportedFormat(f"{target.encoding} is for input only", param="format")
@@ -311,12 +311,12 @@ def _servable_codec(target: AudioFormat) -> _Codec:
 
 
 def _layout(channels: int) -> str:
-    """Return libav's name of the usual layout for this many channels."""
+    """Return libav's name of the usual layout for the given number of channels."""
     return {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}[channels]
 
 
 def _bit_rate(target: AudioFormat) -> int:
-    """Return a bit rate, in bit/s, at which speech is transparent and which the format allows at this sample rate."""
+    """Return a bit rate, in bit/s, that is transparent for speech and that the format allows at its sample rate."""
     if target.encoding is AudioEncoding.AAC:
         return min(64_000, 4 * target.sample_rate) * target.channels
     if target.encoding is not AudioEncoding.MP3:
@@ -344,8 +344,8 @@ _SILENT: Final = b"\xf8"
 class OpusPacketDecoder:
     """Decodes the Opus packets of one stream in order, and conceals the lost ones.
 
-    libav has no call for a lost packet. A packet with an empty frame means the same to libopus (RFC 6716, 3.1): it
-    extends and fades out the sound before. Forward error correction would need a call that libav does not have.
+    libav has no call for a lost packet. libopus takes a packet with an empty frame for a lost one (RFC 6716, 3.1): it
+    extends the sound before, and fades it out. Forward error correction would need a call that libav does not have.
     """
 
     def __init__(self) -> None:
@@ -357,7 +357,7 @@ class OpusPacketDecoder:
         self._decoded_seconds = 0.0
 
     def decode(self, packet: bytes) -> bytes:
-        """Return the audio of a packet. Raises InvalidFrame if the packet is not Opus."""
+        """Return the audio of a packet as mono 16-bit samples. Raises InvalidFrame if the packet is not Opus."""
         if not 0 < len(packet) <= MAX_PACKET_BYTES:
             raise InvalidFrame("an RTP packet holds no Opus")
         audio = self._decoded(packet)
@@ -380,7 +380,7 @@ class OpusPacketDecoder:
 
 
 class OpusPacketEncoder:
-    """Encodes pieces of 20 ms as Opus packets. Each packet repeats the one before in few bits, in case that is lost."""
+    """Encodes pieces of 20 ms as Opus packets. Each packet repeats the one before in few bits, in case of its loss."""
 
     def __init__(self) -> None:
         codec = self._codec = av.CodecContext.create("libopus", "w")

@@ -201,8 +201,8 @@ class WavHeader:
 class WavHeaderReader:
     """Parses a WAV header that arrives in pieces.
 
-    ``feed`` is called until ``header`` is set; ``rest`` then has the bytes after the header. Chunks other than ``fmt
-    ``, ``ds64`` and ``data`` are skipped without being buffered.
+    ``feed`` is called until ``header`` is set; ``take_rest`` then returns the bytes after the header. RIFF chunks other
+    than ``fmt ``, ``ds64`` and ``data`` are skipped without being buffered.
     """
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ class ByteSource(Protocol):
 class _Exchange(Generic[T]):
     """The state that a parser thread and its caller share.
 
-    It has no reference to the ContainerReader, so that the thread does not keep that alive.
+    It has no reference to the ContainerReader, so that the thread does not keep the reader alive.
     """
 
     def __init__(self, cost: Callable[[T], int], burst: int, block_bytes: int) -> None:
@@ -455,18 +455,18 @@ class _Exchange(Generic[T]):
 
 
 class ContainerReader(Generic[T]):
-    """Runs a pull parser such as libav's demuxer (``parse``) in a thread, and feeds it with input as that arrives.
+    """Runs a pull parser such as libav's demuxer (``parse``) in a thread, and feeds it with input as it arrives.
 
-    libav reads from a file, and blocks until there is data. Here the parser and the caller alternate strictly: ``feed``
-    returns when the parser has consumed all input so far and waits for more. The output therefore depends only on the
-    bytes, never on timing.
+    A pull parser reads from a file, and blocks until there is data. Here the parser and the caller alternate strictly:
+    ``feed`` returns when the parser has consumed all input so far and waits for more. The output therefore depends only
+    on the bytes, never on timing.
 
     The thread starts with the first input and ends with the parser, or with ``close``. It also ends when the reader is
     dropped, so ``parse`` must not refer to the owner of the reader.
 
-    ``cost`` returns the cost of a result; the parser blocks while the waiting results cost ``burst`` or more. The
-    parser reads ``block_bytes`` at a time: an incomplete block waits for more input. With ``held`` the input is an MP4
-    file; if its index comes last, the caller's thread parses it as a whole at the end.
+    ``cost`` returns the cost of a result, in the unit of ``burst``; the parser blocks while the waiting results cost
+    ``burst`` or more. The parser reads ``block_bytes`` at a time: an incomplete block waits for more input. With
+    ``held`` the input is an MP4 file; if its index comes last, ``finish`` parses the whole file in the caller's thread.
     """
 
     def __init__(
@@ -552,7 +552,7 @@ class HeldMp4:
         """Add bytes. If the index came first, return all bytes so far: the file can be decoded as it arrives.
 
         Otherwise return None: the file is still buffered. Raises UnsupportedFormat for a damaged box and above
-        ``max_bytes``, and whatever ``room`` raises.
+        ``max_bytes``, and the errors of ``Room.take``.
         """
         if len(self._data) + len(data) > self._max_bytes:
             raise UnsupportedFormat(
@@ -569,7 +569,7 @@ class HeldMp4:
         return taken
 
     def _index_is_first(self) -> bool:
-        """Walk through the boxes. Return True at an index before the media data, False if none has arrived yet."""
+        """Walk through the boxes. Return True at an index before the media data, False if no index has arrived yet."""
         while not self._index_is_last and self._box_at + 16 <= len(self._data):
             size, kind = struct.unpack_from(">I4s", self._data, self._box_at)
             if kind in (b"moov", b"moof"):
@@ -583,7 +583,7 @@ class HeldMp4:
         return False
 
     def whole(self) -> io.BytesIO:
-        """Return the whole file, once it has ended. The session is charged for its bytes until ``close``."""
+        """Return the whole file, which has ended. Its bytes stay charged to ``room`` until ``close``."""
         taken, self._data = bytes(self._data), bytearray()
         return io.BytesIO(taken)
 

@@ -1,16 +1,17 @@
 """WebRTC's echo canceller (AEC3) and noise suppressor, by the library pywebrtc-audio, imported on first use.
 
-FarEnd takes the server's own voice out of a client's microphone, by what was sent to the client and when it was played.
+OwnEcho removes the server's own voice from the audio of a client's microphone, the *near end*. FarEnd supplies the *far
+end*: the audio that the client's loudspeaker plays at the same time.
 
-**The far end.** What the client plays is known by its answer and the position in it, from the ledger's playback line,
-which follows the client's reports. Each piece of the microphone comes with that position at the piece's end
-(``Playing``). The samples of the microphone are the clock: for as many of them, as many samples of the answer are read
-on, however unevenly pieces arrive. Only if the two are apart by more than the network explains is the position set
-anew. The far end is read LEAD_MS ahead of the near end, so that the echo cannot be before it; the canceller finds the
-delay that is left, of up to 300 ms and more.
+**The far end.** The ledger's playback line, which follows the client's reports, tells which answer the client plays,
+and the position in it. Each piece of the near end comes with the position at its end (``Playing``). The near end is
+the clock: for each of its samples, one sample of the answer is read, however unevenly the pieces arrive. Reading jumps
+to the position of ``Playing`` only if it is further away than the network explains. The far end is read LEAD_MS ahead,
+so that the echo is never before it; the echo canceller finds the remaining delay, of up to 300 ms and more.
 
-**Cost.** The canceller runs only while something sounds, and RUNS_ON_MS longer. Otherwise the samples pass as they are.
-While it runs, they are late by DELAY samples and less than a frame, and none is lost or added at either end.
+**Cost.** The echo canceller runs only while the far end has sound, and RUNS_ON_MS longer. Otherwise the near end passes
+unchanged. While it runs, the near end is late by DELAY samples and less than a frame; when it starts and stops, no
+sample is lost or added.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ QUIET: Final = 300
 #: The library works in frames of 10 ms, and the server at 16 kHz.
 RATE: Final = 16_000
 FRAME: Final = RATE // 100
-#: By how many samples the suppressor's output is late.
+#: The delay of the suppressor's output in samples.
 _SUPPRESSOR_DELAY: Final = 96
 
 NoiseReduction: TypeAlias = Literal["near_field", "far_field"]
@@ -55,15 +56,15 @@ _LEVELS: Final[dict[NoiseReduction, int]] = {"near_field": 1, "far_field": 2}
 
 @cache
 def has_library() -> bool:
-    """Whether the library is installed. It is looked for once, as each session asks."""
+    """Whether the library is installed. Cached, since each session asks."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 class EchoRemover:
-    """Takes what a loudspeaker plays out of what a microphone hears; both are 16-bit mono at ``sample_rate``.
+    """An echo canceller: removes a loudspeaker's sound from a microphone's; both are 16-bit mono at ``sample_rate``.
 
-    How late the echo is, up to half a second, is found out. Sound of which less than ``left_over`` is left is silenced.
-    For use by one thread at a time. Raises ImportError without the library.
+    It finds the delay of the echo, up to half a second. If less than the share ``left_over`` of the sound's energy is
+    left, the rest is silenced as well. For use by one thread at a time. Raises ImportError without the library.
     """
 
     def __init__(self, sample_rate: int, *, left_over: float = LEFT_OVER) -> None:
@@ -75,11 +76,11 @@ class EchoRemover:
         self._left_over = left_over
         self._samples_per_ms = sample_rate / 1000
         self._tail_ms = 0.0
-        #: The energy of what was heard and of what was passed on, of late.
+        #: The recent energy of the microphone's sound, and of the sound that was passed on.
         self._heard = self._kept = 0.0
 
     def process(self, near: Pcm16, far: Pcm16) -> Pcm16:
-        """Return what is heard (``near``) without the echo; ``far`` is played. Both are 10 or 20 ms."""
+        """Return ``near``, of the microphone, without the echo of ``far``, of the loudspeaker; each has 10 or 20 ms."""
         cleaned: Pcm16 = self._processor.process(near, far)
         lasts_ms = len(near) / self._samples_per_ms
         memory = math.pow(MEMORY, lasts_ms / 20)
@@ -97,7 +98,7 @@ def _energy(samples: Pcm16) -> float:
 
 
 class NoiseSuppressor:
-    """Takes steady noise out of audio at 16 kHz. It gives as many samples as it takes, save the last 16 ms.
+    """Removes steady noise from audio at 16 kHz. It returns as many samples as it is given, except the last 16 ms.
 
     For use by one thread at a time. Raises ImportError without the library.
     """
@@ -123,21 +124,21 @@ class NoiseSuppressor:
 
 # The server's own voice.
 
-#: How far the far end is read ahead of the position that the client is thought to be at.
+#: How far the far end is read ahead of the client's assumed position.
 LEAD_MS: Final = 50
-#: How much later or earlier than that it may be. At the end of what was sent it has no lead.
+#: How much later or earlier than that the far end may be read. At the end of the sent audio there is no lead.
 LATEST_MS: Final = 60
 EARLIEST_MS: Final = 200
-#: A piece that arrives late says little about when it was recorded: the promptest of so long a time says it.
+#: The time from which the promptest piece is taken: the arrival of a late piece says little about when it was recorded.
 PROMPT_MS: Final = 2000
 #: How long after the last sound the canceller still runs: echo dies away, and the client is behind.
 RUNS_ON_MS: Final = 1000
-#: By how many samples the canceller's output is late.
+#: The delay of the echo canceller's output in samples.
 DELAY: Final = 128
-#: Of an answer, what is kept to be played, and what is kept that was, for a client that goes back.
+#: The samples of an answer that are kept ahead of playback, and behind it, for a client whose position goes back.
 AHEAD: Final = 10 * RATE
 BEHIND: Final = 2 * RATE
-#: Answers that are kept: the one that is played, and those behind it.
+#: The answers that are kept: the one that the client plays, and those after it.
 MAX_ANSWERS: Final = 4
 
 
@@ -163,28 +164,28 @@ class _Answer:
         self.forget(0)
 
     def forget(self, before: int) -> None:
-        """Drop samples before the index ``before``, and the oldest beyond AHEAD and BEHIND."""
+        """Drop the samples before the index ``before``, and the oldest that exceed AHEAD + BEHIND samples in all."""
         dropped = min(len(self.samples), max(0, before - self.begin, len(self.samples) - AHEAD - BEHIND))
         self.samples = self.samples[dropped:]
         self.begin += dropped
 
 
 class FarEnd:
-    """What the client plays, in step with the samples of its microphone."""
+    """The audio that the client plays, in step with the samples of its microphone."""
 
     def __init__(self) -> None:
         self._answers: dict[str, _Answer] = {}
-        #: The answer that is read, and the index in it of the next sample.
+        #: The answer that is being read, and the index of its next sample.
         self._answer_id: str | None = None
         self._at = 0
-        #: Milliseconds of the microphone so far, and how late pieces ended: the time, and how much later than recorded.
+        #: Milliseconds of the microphone so far; and, of recent pieces, the time of arrival and the delay.
         self._heard_ms = 0.0
         self._lags: deque[tuple[float, float]] = deque()
 
     def take(self, count: int, playing: Playing, *, behind: int = 0) -> Pcm16:
-        """Return the far end of the next ``count`` samples of the microphone.
+        """Return the far end for the next ``count`` samples of the microphone.
 
-        ``playing`` is about the sample ``behind`` samples after them.
+        ``playing`` describes playback at a sample of the microphone ``behind`` samples after these.
         """
         for piece in playing.sent:
             self._add(piece)
@@ -205,7 +206,7 @@ class FarEnd:
         return far
 
     def _read(self, answer: _Answer, far: Pcm16) -> None:
-        """Fill ``far`` with the next samples of ``answer``, as far as they are there."""
+        """Fill ``far`` with the next samples of ``answer``, as far as they are kept."""
         end = min(self._at + len(far), answer.end)
         begin = max(self._at, answer.begin)
         if begin < end:
@@ -214,7 +215,10 @@ class FarEnd:
         answer.forget(self._at - BEHIND)
 
     def _lateness(self, at_ms: float, heard_ms: float) -> float:
-        """Return how much later the piece that ends now arrived than the promptest of late."""
+        """Return the delay in ms of the microphone's piece that ends now, compared with the promptest recent piece.
+
+        ``at_ms`` is when the piece arrived, ``heard_ms`` its end in the microphone's audio.
+        """
         lag = at_ms - heard_ms
         while self._lags and (self._lags[-1][1] >= lag or self._lags[0][0] < at_ms - PROMPT_MS):
             if self._lags[-1][1] >= lag:
@@ -240,7 +244,7 @@ class FarEnd:
 
 
 class OwnEcho:
-    """Removes the echo of what the server sent from the audio of one microphone, at 16 kHz. See the module.
+    """Removes the echo of the server's own audio from the audio of one microphone, at 16 kHz. See the module.
 
     For use by one thread at a time. Raises ImportError without the library.
     """
@@ -248,18 +252,18 @@ class OwnEcho:
     def __init__(self) -> None:
         self._far_end = FarEnd()
         self._remover = EchoRemover(RATE)
-        #: For how many more samples the canceller runs; 0: it does not.
+        #: The number of samples for which the echo canceller still runs; 0: it does not run.
         self._left = 0
-        #: What was heard and not returned yet, and its far end, as far as the canceller has not taken it.
+        #: The microphone's samples that are not returned yet, and the far end that the canceller has not taken yet.
         self._held = np.empty(0, np.int16)
         self._far = np.empty(0, np.int16)
-        #: How many samples of the canceller's output are still of what it was given before it last rested.
+        #: The number of samples of the canceller's next output that belong to input from before it last stopped.
         self._stale = DELAY
 
     def clean(self, near: Samples, playing: Playing, *, behind: int = 0) -> Samples:
-        """Return the next samples without the echo.
+        """Return the next samples of the microphone without the echo, as far as they are ready.
 
-        ``playing`` is about the sample ``behind`` samples after them.
+        ``playing`` describes playback at the sample ``behind`` samples after ``near``.
         """
         far = self._far_end.take(len(near), playing, behind=behind)
         self._left = RUNS_ON_MS * RATE // 1000 if far.any() else max(0, self._left - len(near))
@@ -280,7 +284,7 @@ class OwnEcho:
         return samples_from_pcm16(passed)
 
     def rest(self) -> Samples:
-        """Return what was held back, as it was heard. What follows is a new beginning for the canceller."""
+        """Return the samples that were held back, unchanged, and begin anew with the next ones."""
         rest = samples_from_pcm16(self._held)
         self._held = self._far = np.empty(0, np.int16)
         self._stale = DELAY

@@ -1,7 +1,7 @@
-"""FileCutter: finds the borders of the audio files that follow one another in a stream, without decoding.
+"""FileCutter: finds the borders between audio files that follow one another in a stream, without decoding.
 
-Clients send each half second as a WAV file of its own, or one recording after the other. To support a further kind of
-file, add its first bytes to ``kind_of_head`` (``core/file_heads.py``), a Walker, and a decoder.
+Some clients send each half second as a WAV file of its own, or one recording after the other. To support a further kind
+of file, add its first bytes to ``kind_of_head`` (``core/file_heads.py``), a Walker, and a decoder.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_FLAC_LOOKS: Final = 16
 
 
 class FileMark(Enum):
-    """An event in a stream of files other than a known head or bytes."""
+    """An event in a stream of files; the other events are a FileKind and bytes, see FileEvent."""
 
-    #: A file begins whose head says nothing of its kind, as in the middle of MP3.
+    #: A file of unknown kind begins, such as the middle of an MP3 file.
     BEGINS = auto()
     ENDS = auto()
     #: After the end of a file come bytes that are neither padding, nor a tag, nor another file.
@@ -58,8 +58,8 @@ FileEvent: TypeAlias = FileKind | FileMark | bytes
 class FileCutter:
     """Cuts a stream into files. Call ``feed`` for each piece, then ``finish``.
 
-    A file whose container does not give its length ends with the input, or where a chunk begins with the head of
-    another file. ``named`` is the kind of the first file according to the client.
+    A file whose container does not give its length ends with the input, or before a chunk of the client that begins
+    with the head of another file. ``named`` is the kind of the first file according to the client.
     """
 
     def __init__(self, named: FileKind) -> None:
@@ -90,7 +90,7 @@ class FileCutter:
         self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
-        """Yield the events that ``data`` completes. ``begins_chunk``: ``data`` begins with a chunk of the client."""
+        """Yield the events that ``data`` completes. ``begins_chunk``: ``data`` is the start of a client's chunk."""
         may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
@@ -229,7 +229,10 @@ class FileCutter:
             yield FileMark.STRAY
 
     def _pass_element(self, *, final: bool) -> Generator[FileEvent, None, bool]:
-        """Pass an element on; in a file of unknown length only up to a chunk that begins with a file's head."""
+        """Pass on the rest of an element; return whether to continue with the next step.
+
+        In a file of unknown length, stop before a chunk of the client that begins with the head of a file.
+        """
         size, walker = min(self._skip, len(self._window)), self._walker
         if walker is not None and not walker.has_length:
             for at in [chunk - self._at for chunk in self._chunks if self._file_at < chunk < self._at + size]:
@@ -253,7 +256,10 @@ class FileCutter:
     # Within data that has no borders
 
     def _pass(self, *, final: bool) -> Generator[FileEvent, None, bool]:
-        """Pass bytes on, up to the head of a new file, or to the point at which a damaged file resumes."""
+        """Pass bytes on up to the head of a new file, or to the point at which a damaged file resumes.
+
+        Return whether to continue with the next step.
+        """
         window, walker = bytes(self._window), self._walker
         in_frames = isinstance(walker, FlacWalker)
         goes_on = walker.resume(window) if self._is_lost and walker is not None else None
@@ -308,7 +314,7 @@ class FileCutter:
 
 
 def _has_stray_bytes(tail: bytes) -> bool | None:
-    """Return whether anything but padding and tags follows the last whole frame of FLAC; None without a whole frame."""
+    """Return whether ``tail`` has more than padding and tags after its last whole FLAC frame; None without a frame."""
     ends = frame_ends(tail)
     if not ends:
         return None
@@ -316,13 +322,13 @@ def _has_stray_bytes(tail: bytes) -> bool | None:
 
 
 def _padding_bytes(window: bytes, *, final: bool) -> int:
-    """Return how many zeros at the beginning of ``window`` are padding. The zeros that begin an MP4 file are not."""
+    """Return how many zeros at the beginning of ``window`` are padding, not the zeros that begin an MP4 file."""
     zeros = len(window) - len(window.lstrip(b"\0"))
     return next((at for at in range(max(0, zeros - 3), zeros) if kind_of_head(window[at:], final=final)), zeros)
 
 
 def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
-    """Return the length of the tag that begins here; Look.MORE if more bytes are needed, None if there is no tag."""
+    """Return the length of the tag with which ``window`` begins; None without a tag; Look.MORE to see more bytes."""
     if window.startswith(_ID3V1):
         return _ID3V1_BYTES
     if window.startswith(_APE):
@@ -347,11 +353,11 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
 
 
 class Walker(ABC):
-    """Finds the elements of one file, one by one. ``window`` always begins at the border between two elements."""
+    """Finds the elements (chunks, pages, frames) of one file, one by one. ``window`` begins where an element does."""
 
     @property
     def has_length(self) -> bool:
-        """Whether the file gives its length. Otherwise it ends at any chunk that begins with the head of a file."""
+        """Whether the file gives its length. If not, it ends before a chunk that begins with the head of a file."""
         return False
 
     @abstractmethod
@@ -360,10 +366,10 @@ class Walker(ABC):
 
     @abstractmethod
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        """Return whether the head of this kind, with which ``window`` begins, is the beginning of a new file."""
+        """Return whether a new file begins with ``window``, which looks like the head of a file of this kind."""
 
     def resume(self, window: bytes) -> int | None:
-        """Return where in ``window``, as an offset, the file may go on after damage; None if it has ended there."""
+        """Return the offset in ``window`` at which the file may continue after damage; None if the damage ends it."""
         return None
 
 
@@ -492,7 +498,7 @@ _HEADS_IN_FLAC: Final = re.compile(
 
 
 class FlacWalker(Walker):
-    """Walks through FLAC: metadata, then frames without a length. A head after a whole frame ends the file."""
+    """Walks through FLAC: metadata, then frames without a length. A file's head after a whole frame ends the file."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -522,7 +528,7 @@ class FlacWalker(Walker):
 
 
 class FrameWalker(Walker):
-    """Walks through tags and frames. A recording that was cut out of a stream begins in the middle of a frame."""
+    """Walks through the tags and frames of MP3 or ADTS. A recording of a stream may begin in the middle of a frame."""
 
     def __init__(
         self,
@@ -534,12 +540,12 @@ class FrameWalker(Walker):
         frame_bytes: Callable[[bytes], int],
         two_frames: Callable[..., bool | Look],
     ) -> None:
-        """Parameters of the format.
+        """Set the parameters of the format.
 
         ``sync`` matches the first two bytes of a frame header, which has ``header_bytes`` bytes.
 
         ``two_headers`` is the length of the longest frame plus the next header; ``frame_bytes`` returns the length of
-        the frame with which a window begins, 0 for none; ``two_frames`` returns whether a second frame follows it.
+        the frame with which a window begins, 0 for none; ``two_frames`` returns whether a window begins with two.
         """
         self._kind = kind
         self._header_bytes = header_bytes
@@ -571,7 +577,7 @@ class FrameWalker(Walker):
 
 
 def _has_free_bit_rate(window: bytes) -> bool:
-    """Return whether an MPEG audio frame begins here whose header gives no bit rate, and so no length."""
+    """Return whether ``window`` begins with an MPEG audio frame whose header gives no bit rate, and so no length."""
     return window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and bool(window[1] >> 1 & 3) and window[2] >> 4 == 0
 
 
@@ -741,7 +747,7 @@ _CRC16: Final = _checksums(0x8005, 16)
 
 
 def _has_flac_header(data: bytes) -> bool:
-    """Return whether a FLAC frame begins here: its header ends with a checksum, which is checked."""
+    """Return whether ``data`` begins with a FLAC frame: with a header whose checksum is valid."""
     if len(data) < 6 or data[2] >> 4 == 0 or data[2] & 0x0F == 0x0F or data[3] >> 4 > 10 or data[3] & 1:
         return False
     number = 1 if data[4] < 0x80 else 8 - (~data[4] & 0xFF).bit_length()

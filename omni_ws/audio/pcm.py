@@ -75,7 +75,7 @@ _SAMPLE_BYTES: Final = {
 
 
 def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
-    """Return the samples in ``data``, channels interleaved, within ±1.0. ``data`` must hold whole samples."""
+    """Convert bytes to samples within ±1.0, channels interleaved. ``data`` must hold whole samples."""
     match layout:
         case SampleLayout.S16:
             return samples_from_pcm16(np.frombuffer(data, PCM16))
@@ -129,7 +129,7 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
 
 
 def pcm16_from_samples(samples: Samples) -> Pcm16:
-    """Return the nearest 16-bit values (ties to even), clipped. Decoded pcm16 is restored exactly."""
+    """Return the nearest 16-bit values (ties to even), clipped. The inverse of ``samples_from_pcm16``."""
     # A sum takes less time than a check of each sample, and is not finite if any sample is not. If the sum overflows,
     # ``bounded`` does no harm.
     if not math.isfinite(np.add.reduce(samples)):
@@ -146,7 +146,7 @@ def as_pcm16(audio: Samples | Pcm16) -> Pcm16:
 
 
 def audible_part(samples: Samples) -> tuple[int, int] | None:
-    """Return where the audible part of ``samples`` begins and ends; None if all are silent."""
+    """Return the indices [start, end) of the audible part of ``samples``; None if all are silent."""
     heard = np.flatnonzero(np.abs(samples) > AUDIBLE)
     return (int(heard[0]), int(heard[-1]) + 1) if len(heard) else None
 
@@ -184,7 +184,7 @@ def _a_law_decode_table() -> NDArray[np.float32]:
 
 
 def _all_pcm16() -> NDArray[np.int32]:
-    """Return all 16-bit values, each at the index that its bits form as an unsigned number."""
+    """Return all 16-bit values, each at the index that is its bits read as an unsigned number."""
     return np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32)
 
 
@@ -286,7 +286,7 @@ class StreamResampler:
 
 
 def resampled(samples: Samples, source_rate: int, target_rate: int, quality: ResampleQuality = "LQ") -> Samples:
-    """Return ``samples``, which are all there are, at ``target_rate``, as a StreamResampler makes them."""
+    """Return ``samples``, a whole signal, resampled from ``source_rate`` to ``target_rate`` by a StreamResampler."""
     resampler = StreamResampler(source_rate, target_rate, quality)
     return np.concatenate([resampler.process(samples), resampler.flush()])
 
@@ -295,7 +295,7 @@ class RecentSamples(Generic[SampleType]):
     """The latest samples of a stream, in blocks of one type, addressed by their index in the stream."""
 
     def __init__(self, kind: type[SampleType], *, first: int = 0) -> None:
-        """``first`` is the index of the first sample that will be added."""
+        """Begin without samples; the first sample that is added has the index ``first``."""
         self._none: NDArray[SampleType] = np.empty(0, kind)
         self._blocks: deque[NDArray[SampleType]] = deque()
         self._first = first
@@ -311,7 +311,7 @@ class RecentSamples(Generic[SampleType]):
             self._first += len(self._blocks.popleft())
 
     def between(self, start: int, end: int) -> NDArray[SampleType]:
-        """Return the samples from the index ``start`` to ``end``, as far as they are kept."""
+        """Return the samples from the index ``start`` up to ``end``, exclusive, as far as they are kept."""
         held = np.concatenate([self._none, *self._blocks])
         return held[max(0, start - self._first) : max(0, end - self._first)]
 
@@ -366,11 +366,11 @@ class Ducker:
         self._wanted = DUCKED if lowered else 1.0
 
     def settle(self) -> None:
-        """End a ramp at once: nothing is playing."""
+        """Skip the rest of a ramp, as nothing is playing."""
         self._gain = self._wanted
 
     def apply(self, audio: bytes) -> bytes:
-        """Return the next audio of the stream, whole samples, at its present level."""
+        """Return the next bytes of the stream (whole samples), lowered by the present gain."""
         gain, wanted = self._gain, self._wanted
         if gain == wanted == 1.0 or not audio:
             return audio

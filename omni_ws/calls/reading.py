@@ -1,8 +1,8 @@
-"""CallReading: what one pass over a recording finds: when which sound was heard, the turns, and the list of frames.
+"""CallReading: reads a recording once, and finds when each sound was heard, the turns, and the list of frames.
 
-Of sound only the places in the file are kept, so that an hour of a call takes a few megabytes. The messages of each
-protocol are read by the method of the recording's kind; lines of the recorder itself are the same for all. The turns
-are a Story, with their texts and times, from the frames in which the session told of them.
+Of the sound, only the places in the file are kept, so that an hour of a call takes a few megabytes. The messages of
+each protocol have reading methods of their own; the recorder's own lines are the same for all protocols. A Story
+collects the turns, with their texts and times, from the session's frames.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class CallTurn:
     def __init__(self, request_id: str, at: float) -> None:
         self.request_id = request_id
         self.turn_id: str | None = None
-        #: When the request was first told of, and when the work on it started.
+        #: When a frame first named the request, and when the work on the request started.
         self.opened_at = at
         self.started_at: float | None = None
-        #: What started the request, and the number of the chunk that did, where one did.
+        #: The StartTrigger of the request, and the number of the chunk that started it, if one did.
         self.trigger: str | None = None
         self.asked_by: int | None = None
-        #: Where in all sound of the user (ms) the input of the request begins.
+        #: Where the input of the request begins, in ms of the user's sound (all that was received, in a row).
         self.input_from_ms = 0.0
-        #: Places there where the speech began and stopped, and when the session said that it stopped.
+        #: Where the speech began and stopped, in ms of the user's sound; and when the session reported the stop.
         self.speech: list[float | None] = [None, None]
         self.stopped_at: float | None = None
         self.typed = ""
@@ -80,11 +80,14 @@ class CallTurn:
         self.error: dict[str, Any] | None = None
         self.usage: dict[str, Any] | None = None
         self.times: dict[str, Any] = {}
-        #: How far the session knew the answer to be played, and when.
+        #: Times, and how much of the answer was played at each, in ms, as far as the session knew.
         self.played: list[tuple[float, float]] = []
 
     def name(self, turn_id: str, speech: Sequence[float | None], stopped_at: float | None) -> None:
-        """Note the turn of the session, with what was told of its speech before the request was."""
+        """Set the turn's id in the session, and the times of its speech that arrived before its request was known.
+
+        ``speech``: see ``self.speech``.
+        """
         self.turn_id = turn_id
         self.speech = [was if told is None else told for was, told in zip(self.speech, speech, strict=True)]
         self.stopped_at = self.stopped_at if stopped_at is None else stopped_at
@@ -98,7 +101,10 @@ class CallTurn:
         self.input_from_ms = input_from_ms
 
     def hear(self, at: float, index: int, audio_ms: float) -> None:
-        """Note where speech began (index 0), of which the first time counts, or stopped (index 1)."""
+        """Set where speech began (``index`` 0; only the first call counts) or stopped (``index`` 1).
+
+        ``audio_ms`` is in ms of the user's sound.
+        """
         if index or self.speech[0] is None:
             self.speech[index] = audio_ms
         self.stopped_at = at if index else self.stopped_at
@@ -107,7 +113,7 @@ class CallTurn:
         self.error = error
 
     def tell(self, at: float, frame: Mapping[str, Any]) -> None:
-        """Note a piece of the output."""
+        """Add an ``output_chunk`` frame of the answer."""
         words = frame.get("words") if isinstance(frame.get("words"), list) else []
         match frame.get("modality"):
             case "text":
@@ -142,11 +148,11 @@ class CallTurn:
         call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
 
     def input_begins_ms(self, padding_ms: float) -> float:
-        """Return where in all sound of the user the time line of the request's input begins."""
+        """Return where the time line of the request's input begins, in ms of the user's sound."""
         return self.input_from_ms if self.speech[0] is None else max(0.0, self.speech[0] - padding_ms)
 
     def time_of(self, position_ms: float) -> float | None:
-        """Return when the sound at this position of the answer was played, as far as the session knew."""
+        """Return when the sound at this position of the answer was played, as far as the session knew, or None."""
         index = bisect_right(self.played, position_ms, key=lambda one: one[1])
         if index == len(self.played):
             return None
@@ -155,23 +161,23 @@ class CallTurn:
 
 
 class Story:
-    """Collects frames of the native WebSocket, in their order; ``turns`` has what they tell."""
+    """Collects the turns of a call (``turns``) from frames of the native WebSocket, which it is given in order."""
 
     def __init__(self) -> None:
         self.turns: dict[str, CallTurn] = {}
-        #: The request whose sound was told of last.
+        #: The request whose sound was sent last.
         self.sounding: str | None = None
         self.errors: list[dict[str, Any]] = []
         #: Turns that were left out, beyond MAX_TURNS.
         self.left_out = 0
-        #: Where in all sound of the user the next request begins if nothing else tells.
+        #: Where the next request begins, in ms of the user's sound, unless its speech is reported.
         self._input_from_ms = 0.0
-        #: What precedes speech in its turn.
+        #: The length of the sound before speech that is part of its turn (``prefix_padding_ms``).
         self.padding_ms = 300.0
-        #: By how much later what the session takes for played is heard.
+        #: The delay with which sound is heard after the session counts it as played.
         self.later_ms = 0.0
         self._typed = ""
-        #: Of speech by its turn, before its request is known: where it began and stopped, and when that was told.
+        #: By turn, before its request is known: where speech began and stopped, and when the stop was reported.
         self._speech: dict[str, list[float | None]] = {}
         self._stopped: dict[str, float] = {}
         self._kinds: Mapping[str, Callable[[float, Mapping[str, Any]], None]] = {
@@ -184,21 +190,21 @@ class Story:
         }
 
     def type(self, text: str) -> None:
-        """Note text of the user, which belongs to the next request."""
+        """Add text that the user typed; it belongs to the next request."""
         self._typed = _joined(self._typed, text)
 
     def end_input(self, audio_ms: float) -> None:
-        """Note that the user's sound behind ``audio_ms`` of all belongs to the next request."""
+        """Record that the user's sound from ``audio_ms`` on belongs to the next request."""
         self._input_from_ms = audio_ms
 
     def tell(self, at: float, frame: Mapping[str, Any]) -> None:
-        """Note a frame of the session. Frames that tell nothing of turns, and broken ones, are ignored."""
+        """Read a frame of the session, sent at ``at``. Frames not about turns, and invalid ones, are ignored."""
         take = self._kinds.get(str(frame.get("type")))
         if take is not None:
             take(at, frame)
 
     def play(self, request_id: str, at: float, played_ms: float) -> None:
-        """Note how much of an answer was played."""
+        """Record that ``played_ms`` of an answer were played at ``at``."""
         if (turn := self.turns.get(request_id)) is not None and (not turn.played or played_ms > turn.played[-1][1]):
             turn.played.append((at + self.later_ms, played_ms))
 
@@ -213,7 +219,7 @@ class Story:
         return self.turns[request_id]
 
     def _named(self, turn: CallTurn, frame: Mapping[str, Any]) -> None:
-        """Note the turn that a frame names, with what is known of its speech."""
+        """Give ``turn`` the turn id that a frame has, and the times of speech that are known for this id."""
         turn_id = frame.get("turn_id")
         if isinstance(turn_id, str) and turn.turn_id is None:
             turn.name(turn_id, self._speech.pop(turn_id, (None, None)), self._stopped.pop(turn_id, None))
@@ -225,7 +231,7 @@ class Story:
             self._named(turn, frame)
 
     def _spoken(self, index: int, at: float, frame: Mapping[str, Any]) -> None:
-        """Note where speech began (index 0) or stopped (index 1)."""
+        """Read a frame that reports where speech began (``index`` 0) or stopped (``index`` 1)."""
         audio_ms, turn_id = frame.get("audio_ms"), frame.get("turn_id")
         if not isinstance(audio_ms, int | float):
             return
@@ -266,7 +272,7 @@ def _room(words: list[dict[str, Any]]) -> int:
 
 
 def _timed_words(words: Any) -> list[dict[str, Any]]:
-    """Return those of ``words`` that have a text and times."""
+    """Return the words that have times, with only their text and times."""
     return [
         {"text": str(one.get("text", "")), "start_ms": one["start_ms"], "end_ms": one["end_ms"]}
         for one in words
@@ -276,10 +282,7 @@ def _timed_words(words: Any) -> list[dict[str, Any]]:
     ]
 
 
-# CallReading: what one pass over a recording finds: when which sound was heard, the turns, and the list of frames.
-#
-# Of sound only the places in the file are kept, so that an hour of a call takes a few megabytes. The messages of each
-# protocol are read by the method of the recording's kind; lines of the recorder itself are the same for all.
+# CallReading, with its decoders and its list of frames
 
 
 #: Each open decoder occupies a thread. Answers come one after the other, so that few streams go on at once.
@@ -287,19 +290,19 @@ MOST_OPEN: Final = 8
 
 
 class CompressedStreams:
-    """Decodes streams by their names, as their pieces come, to mono samples at ``sample_rate`` (Hz).
+    """Decodes several named streams of compressed audio piece by piece, to mono samples at ``sample_rate`` (Hz).
 
-    When one more is begun than MOST_OPEN, the one that was left longest is given up.
+    At most MOST_OPEN streams are open; beyond that, the one that was decoded longest ago is given up.
     """
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate = sample_rate
-        #: By name; that which was decoded last at the end.
+        #: Decoders by the name of the stream; the one used last is at the end.
         self._open: OrderedDict[str, AudioDecoder] = OrderedDict()
         self._ended: set[str] = set()
 
     def decode(self, stream: str, audio: AudioFormat, data: bytes) -> Samples:
-        """Return the samples that ``data`` completes: none of a broken stream, or of one that was given up."""
+        """Return the samples that ``data`` completes: none for a damaged stream, or for one that was given up."""
         if stream in self._ended:
             return NO_SAMPLES
         if stream not in self._open:
@@ -334,7 +337,7 @@ _SHORT: Final = 64
 
 
 class FrameList:
-    """The frames of a call in order; sound that follows sound of the same side is one entry with a count."""
+    """The frames of a call in order; consecutive frames with sound of the same side are one entry with a count."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -343,7 +346,7 @@ class FrameList:
         self._bytes = 0
 
     def add(self, event: RecordedLine, fields: dict[str, Any]) -> None:
-        """Add a line; ``fields`` is its message, if that is a JSON object."""
+        """Add a line of the recording; ``fields`` is its message if that is a JSON object, otherwise empty."""
         side, sound = _side(event), _sound_bytes(event, fields)
         last = self.entries[-1] if self.entries else None
         if sound is not None:
@@ -395,7 +398,7 @@ def _tag(event: RecordedLine) -> str:
 
 
 def _sound_bytes(event: RecordedLine, fields: dict[str, Any]) -> int | None:
-    """Return the bytes of sound in a line that holds nothing else; None for other lines."""
+    """Return the number of bytes of sound in a line that holds only sound; None for other lines."""
     if isinstance(event, SoundLine):
         return len(event.audio)
     if not isinstance(event, ReceivedLine | SentLine):
@@ -415,7 +418,7 @@ def _sound_bytes(event: RecordedLine, fields: dict[str, Any]) -> int | None:
 
 
 def _shown(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a frame without the bytes of sound and pictures in it."""
+    """Return a frame with the base64 of sound and pictures replaced by their size: ``{"bytes": 960}``."""
     shown = dict(fields)
     for name in ("payload", "audio"):
         if isinstance(value := shown.get(name), str) and len(value) > _SHORT:
@@ -443,7 +446,10 @@ _MEASURED_RATE: Final = 24_000
 
 
 class Source(NamedTuple):
-    """A piece of sound in the file: the place of its line, its format, and the stream of compressed sound it is in."""
+    """A piece of sound in the file: the place of its line in bytes, its format, and its stream.
+
+    ``stream`` is the name of the stream of compressed sound to which the piece belongs; empty for raw sound.
+    """
 
     offset: int
     size: int
@@ -452,7 +458,7 @@ class Source(NamedTuple):
 
 
 class InputEnd(NamedTuple):
-    """When the input of a request ended, the number of its last chunk, and how much sound had come by then."""
+    """The end of a request's input: its time, the number of the last chunk, and the length of all sound up to it."""
 
     at: float
     number: int
@@ -460,7 +466,10 @@ class InputEnd(NamedTuple):
 
 
 class CallReading:
-    """One pass over the lines of a call. Blocks; takes time linear in the size of the file."""
+    """The content of a recorded call, read in one pass by the constructor.
+
+    That blocks, and takes time linear in the size of the file.
+    """
 
     def __init__(self, lines: CallLines) -> None:
         self.lines = lines
@@ -469,7 +478,7 @@ class CallReading:
         self.loudspeaker = PlayedSound()
         self.story = Story()
         self.frames = FrameList()
-        #: From when to when the client played lowered.
+        #: The intervals in which the client lowered its playback.
         self.ducked: list[tuple[float, float]] = []
         #: Whether the recording is complete; and why it was cut, if it was.
         self.ended = False
@@ -485,12 +494,12 @@ class CallReading:
         self._input = self._output = _TELEPHONE if self.header.kind == "telephony" else AudioFormat(sample_rate=24_000)
         self._interrupts = True
         self._ducks_from: float | None = None
-        #: When a Live session started, where its line is at 0.
+        #: When a Live session started: position 0 of its continuous audio.
         self._began_at = 0.0
         self._answering: str | None = None
         #: The number of the last output of a native session; a resume sends some again.
         self._highest = -1
-        #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
+        #: The answer of each item of the Realtime API; and, for each mark by its name, its answer and position in ms.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
         #: The ends of inputs of a native session.
@@ -505,14 +514,14 @@ class CallReading:
         self.formats, self._stream_names = tuple(self._known_formats), tuple(self._known_streams)
 
     def source(self, ref: int) -> Source:
-        """Return a piece of sound by its number."""
+        """Return the piece of sound with the number ``ref``, as counted from 0 in the recording."""
         audio, stream = self.formats[self._formats[ref]], self._stream_names[self._streams[ref]]
         return Source(self._offsets[ref], self._sizes[ref], audio, stream)
 
     # lines
 
     def _by_kind(self) -> tuple[Callable[[Line, dict[str, Any]], None], Callable[[Line, dict[str, Any]], None]]:
-        """Return what reads the messages of the client, and those of the server."""
+        """Return the two methods that read the client's messages, and the server's, for this kind of recording."""
         match self.header.kind:
             case "websocket":
                 return self._native_in, self._native_out
@@ -560,7 +569,7 @@ class CallReading:
         return len(self._offsets) - 1
 
     def _lasts_ms(self, audio: AudioFormat, data: bytes, stream: str) -> float:
-        """Return how long a piece of sound lasts. Compressed sound is decoded for that."""
+        """Return the duration of a piece of sound, in ms. Compressed sound is decoded to measure it."""
         if audio.is_raw:
             return audio.duration_ms(len(data))
         return len(self._compressed.decode(stream, audio, data)) * 1000 / _MEASURED_RATE
@@ -780,11 +789,11 @@ class CallReading:
 
 
 def _nothing(line: Line, fields: dict[str, Any]) -> None:
-    """Read nothing in the events of a data channel: sound and turns have lines of their own."""
+    """Ignore a message: in this kind of recording, sound and turns are in lines of the recorder."""
 
 
 def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field that is an object; {} if it is none."""
+    """Return the field ``name`` if it is an object; {} otherwise."""
     value = fields.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -797,7 +806,7 @@ def _native_format(fields: Any, default: AudioFormat) -> AudioFormat:
 
 
 def _audio_format(encoding: Any, rate: Any, channels: Any = 1) -> AudioFormat | None:
-    """Return the format; None if no sound has it."""
+    """Return the audio format with these values, or None if they are not valid."""
     try:
         return AudioFormat(AudioEncoding(encoding), checked_sample_rate(int(rate)), checked_channels(int(channels)))
     except (TypeError, ValueError, InvalidValue):
@@ -805,7 +814,7 @@ def _audio_format(encoding: Any, rate: Any, channels: Any = 1) -> AudioFormat | 
 
 
 def _request_of(response_id: object) -> str:
-    """Return the request that a response of the Realtime API answers: both ids end alike."""
+    """Return the id of the request that a response of the Realtime API answers: ``req_1`` for ``resp_1``."""
     return "req_" + str(response_id).removeprefix("resp_")
 
 
@@ -819,14 +828,14 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
 #: Characters of the first words that are kept, and calls that are remembered.
 MAX_LETTERS: Final = 160
 _REMEMBERED: Final = 2048
-#: What lines have that tell of a turn, of what was said, and of what was typed: frames are JSON within JSON.
+#: The bytes that mark a line with a turn, with a transcript, and with typed text: frames are JSON within JSON.
 _TURN: Final = b'\\"response_started\\"'
 _SAID: Final = b'\\"transcript\\"'
 _TYPED: Final = (b'\\"input_chunk\\"', b'\\"text\\"')
 
 
 class Glance(NamedTuple):
-    """The first words of the user, None without any, and the number of turns."""
+    """A preview of a call: the user's first words (None if there are none), and the number of turns."""
 
     first_words: str | None
     turns: int
@@ -834,9 +843,9 @@ class Glance(NamedTuple):
 
 @lru_cache(maxsize=_REMEMBERED)
 def glance(path: Path, size: int) -> Glance:
-    """Look through the first ``size`` bytes of a recording. Blocks; a file that is gone has no words and no turns.
+    """Return a preview of a recording from its first ``size`` bytes. Blocks; a deleted file has no words and no turns.
 
-    Only the few lines that tell are decoded: sound takes most of the file.
+    Only lines with words are decoded; most of the file is sound.
     """
     words, turns, read = None, 0, 0
     try:

@@ -68,7 +68,7 @@ def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
 def load_keys(path: Path) -> tuple[ApiKey, ...]:
     """Read a keys file, which holds at least one key.
 
-    Raises ConfigurationError with every problem in it.
+    Raises ConfigurationError with every problem in the file.
     """
     document = read_toml(path, name=str(path))
     problems = [f"{path}: unknown key {name}{hint(name, ['keys'])}" for name in document if name != "keys"]
@@ -94,7 +94,7 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _key(entry: Mapping[str, Any]) -> ApiKey:
-    """Build the key of an entry of the keys file that has no problems."""
+    """Build the key from an entry of the keys file that has no problems."""
     limits = {name: value for name, value in entry.items() if name not in ("key", "key_sha256")}
     if "input_bytes_per_sec" in limits:
         limits["input_bytes_per_sec"] = parse_size(limits["input_bytes_per_sec"])
@@ -119,7 +119,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wanted(name: str, value: object) -> str | None:
-    """Return what a valid value for the field ``name`` is, for a message; None if ``value`` is valid."""
+    """Describe the valid values of the field ``name``, for an error message; None if ``value`` is valid."""
     match name:
         case "name" | "key":
             return None if isinstance(value, str) and value.strip() else "a non-empty text"

@@ -350,7 +350,10 @@ class Layer:
     problems: list[str] = field(default_factory=list)
 
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
-        """Store a value, or append it for a repeated list flag. A path through another value is a problem."""
+        """Store a value; append it if a list was stored at ``path`` before (a repeated flag).
+
+        A path of which a part already has a value that is no table is added to ``problems``.
+        """
         key = ".".join(path)
         branch = self.tree
         for part in path[:-1]:
@@ -428,7 +431,7 @@ def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
 def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the leaves of a tree with their paths.
 
-    Free-form tables, those of plug-ins included, are descended into; any other table at a setting is a leaf.
+    Sections, free-form settings and the tables of plug-ins are walked into; any other table is a leaf.
     """
     for name, value in tree.items():
         path = (*prefix, name)
@@ -443,7 +446,7 @@ def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Read the environment variables with the prefix ``OMNI_WS_``. An unknown variable is a problem."""
+    """Read the environment variables with the prefix ``OMNI_WS_``. Unknown variables are added to ``problems``."""
     layer = Layer()
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     for name in sorted(environ):
@@ -460,7 +463,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def _inside(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the path for the parts of a variable's name if it leads into a free-form setting; otherwise None."""
+    """Return the path of a key inside a free-form setting from the parts of a variable's name; None for others."""
     path = tuple(name.replace("-", "_") for name in names)
     return path if all(path) and setting_at(path) is not None and ".".join(path) not in SETTINGS else None
 
@@ -501,7 +504,10 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only_often: bool) -> None:
-    """Add the flags to the parser for the help, one group for each section: either frequent flags, or all."""
+    """Add the settings' flags to ``parser``, which prints the help, in one group for each section.
+
+    ``only_often``: only the flags that are used often, for the short help.
+    """
     groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in SETTINGS.values():
         if only_often and not setting.often:
@@ -561,7 +567,7 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is reachable from this machine only. Of names, only ``localhost`` is taken to be."""
+    """Return whether ``host`` is reachable from this machine only: a loopback address, or the name ``localhost``."""
     if host.lower() == "localhost":
         return True
     address = literal_address(host)
@@ -569,7 +575,7 @@ def is_loopback(host: str) -> bool:
 
 
 def page_address(config: ServerConfig, port: int) -> str:
-    """Return the address of the page of a server on ``port``, which is on loopback for a server on all addresses."""
+    """Return the URL of the server's web page on ``port``; for a server that listens on all addresses, on loopback."""
     scheme = "https" if config.ssl_certfile is not None else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -693,7 +699,10 @@ def _part_problems(config: ServerConfig) -> Iterator[str]:
 
 
 def _problems_of(part: PartConfig, name_of_part: str) -> Iterator[str]:
-    """Yield the problems of a part of this name, which is empty for one of an engine that was chosen as a whole."""
+    """Yield the problems of one part's settings.
+
+    ``name_of_part`` is the name of the chosen part; empty if none is chosen, as for an engine chosen as a whole.
+    """
     choice, flag = part.choice, f"--{part.part}"
     if choice.url is not None and not _is_base_url(choice.url):
         # The value is not shown, since it may contain a password.

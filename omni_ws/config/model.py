@@ -825,12 +825,12 @@ class ServerConfig(Section):
 
     @property
     def spoken_instructions(self) -> str:
-        """The instructions for spoken answers; "" for none, as for an engine that was chosen as a whole."""
+        """The instructions for spoken answers; "" for none, as with an engine that was chosen as a whole."""
         return self.llm.spoken_instructions if self._instructs else ""
 
     @property
     def spoken_instructions_with_tools(self) -> str:
-        """The same for sessions with tools."""
+        """The instructions for spoken answers in sessions with tools; "" for none."""
         return self.llm.spoken_instructions_with_tools if self._instructs else ""
 
     @property

@@ -57,7 +57,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def registered(group: str, name: object) -> EntryPoint:
-    """Return the entry point of this name, without importing it. Raises ValueError unless there is just one."""
+    """Return the entry point of this name, without importing the plug-in. Raises ValueError for none or several."""
     own = OWN[group]
     if isinstance(name, str) and name in own:
         return EntryPoint(name, own[name], group)
@@ -73,9 +73,9 @@ def registered(group: str, name: object) -> EntryPoint:
 
 
 def made(group: str, name: str, *, of: object, kind: type[Any]) -> Any:
-    """Import the plug-in of this name, call it with ``of``, and return the object of type ``kind`` that it makes.
+    """Import the plug-in of this name, call its function with ``of``, and return the result, of type ``kind``.
 
-    Raises ConfigurationError if that fails. Exceptions of this package's own plug-ins are passed on.
+    Raises ConfigurationError if any of this fails. Exceptions of this package's own plug-ins are passed on.
     """
     entry = registered(group, name)
     what = f"{'engine' if group == ENGINES else 'front end'} {name} of {_package(entry)} ({entry.value})"
@@ -239,7 +239,10 @@ _FOR_SMALL_MODELS_WITH_TOOLS: Final = f"{_SMALL_MODEL} {_UNSURE}"
 
 
 def _use(part: str, server: str, *, unset: str = "embedded, beside another part") -> Any:
-    """Return the setting that chooses a part; ``server`` says in its help which API a server needs to be this part."""
+    """Return the field for the setting ``use`` of ``part``, with its help.
+
+    ``server`` is the help's description of a server that can be this part: ``a server with /v1/audio/speech``.
+    """
     forms = ", ".join(f"`{form}`" for name, form in FORMS[part].items() if name != FOR_TESTS)
     return setting(f"{forms}, or the base URL of {server}; unset: {unset}.", short=f"--{part}", often=True)
 
@@ -258,7 +261,7 @@ class PartConfig(Section):
 
     @property
     def choice(self) -> PartChoice:
-        """The choice that ``use`` makes. The model is that in ``use``, or else that of the setting ``model``."""
+        """The part that ``use`` chooses, with the model that ``use`` names or else that of the setting ``model``."""
         if self.use is None:
             return PartChoice("embedded", implied=True)
         choice = parse_part(self.part, self.use)
@@ -371,7 +374,7 @@ class LlmConfig(PartConfig):
 
     @property
     def spoken_instructions_with_tools(self) -> str:
-        """The same where the model has tools."""
+        """The instructions for spoken answers of a model with tools; "" for none."""
         return self._spoken(_FOR_SMALL_MODELS_WITH_TOOLS)
 
     def _spoken(self, for_small_models: str) -> str:

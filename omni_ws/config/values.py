@@ -22,7 +22,7 @@ class ConfigurationError(ValueError):
     """The configuration is invalid, so the server cannot start.
 
     The error never reaches a client: the command prints it and exits with status 2. ``problems`` has one sentence for
-    each mistake, all of them at once.
+    each mistake.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -68,7 +68,7 @@ def setting(
 
 
 def mark(field: FieldInfo, name: str) -> Any:
-    """Return the argument ``name``, such as ``short``, of the call of ``setting`` that made a field."""
+    """Return an argument that a field's ``setting(...)`` call was given; ``name`` is ``short``, for example."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
 
@@ -199,7 +199,7 @@ def literal_address(text: str) -> Address | None:
 def user_cache_folder() -> Path:
     """Return ``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for replaceable data.
 
-    For a user without a home, as in some containers, that is below ``/``.
+    For a user without a home, as in some containers, the folder is below ``/``.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):
@@ -209,7 +209,10 @@ def user_cache_folder() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically by one that only its owner may read. Its folder must exist. Raises OSError."""
+    """Replace a file atomically, or create it, so that only its owner may read it.
+
+    The folder must exist. Raises OSError.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -243,7 +246,7 @@ _SENTINEL_PORT: Final = 26379
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A parsed ``sessions.store``."""
+    """The parsed value of the setting ``sessions.store``."""
 
     kind: Literal["memory", "sqlite", "redis"]
     # sqlite
@@ -261,7 +264,10 @@ class StoreAddress:
 
     @classmethod
     def parse(cls, text: str) -> StoreAddress:
-        """Parse a store. Raises ValueError, which does not repeat the text."""
+        """Parse a value of ``sessions.store``.
+
+        Raises ValueError without repeating the text, which may contain a password.
+        """
         scheme, separator, rest = text.partition(":")
         if text == MEMORY:
             return cls("memory")

@@ -39,10 +39,10 @@ class Addresses:
         return peer if address is None else str(address)
 
     def counted(self, client: str) -> str | None:
-        """Return the key under which per-client limits count ``client``: IPv4 addresses alone, IPv6 by /64.
+        """Return the key under which per-client limits count ``client``: its IPv4 address, or its IPv6 network (/64).
 
-        None exempts it from those limits: loopback and trusted proxies, which stand for many clients, and peers without
-        an IP address (Unix sockets).
+        None exempts the client from these limits: loopback and trusted proxies, which stand for many clients, and peers
+        without an IP address (Unix sockets).
         """
         address = parse_address(client)
         if address is None or address.is_loopback or self._is_trusted(address):

@@ -168,9 +168,9 @@ class HeardSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """What a recogniser reports of speech besides the words.
+    """A recogniser's report on speech, apart from the words.
 
-    ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as what was told.
+    ``language`` is an English name in lower case. ``others`` are texts that are almost as likely as the transcript.
     """
 
     language: str | None = None
@@ -178,19 +178,19 @@ class Hearing:
     others: tuple[str, ...] = ()
 
     def shifted(self, by_ms: int) -> Hearing:
-        """Return the same with all times ``by_ms`` later, for audio that is part of a longer stream."""
+        """Return the report with all times ``by_ms`` later, for audio that is part of a longer stream."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else replace(self, segments=tuple(moved))
 
 
 def heard_language(hearing: Hearing | None) -> str | None:
-    """Return the language as a primary subtag of RFC 5646; None if it is not known, such as a name we do not have."""
+    """Return the language as a primary subtag of RFC 5646; None if the recogniser reports none, or an unknown name."""
     code = None if hearing is None or hearing.language is None else language_code(hearing.language)
     return code if code in WHISPER_LANGUAGES else None
 
 
 def other_readings(hearing: Hearing | None) -> tuple[str, ...]:
-    """Return the texts that are almost as likely as what was told; none if that is not known."""
+    """Return the texts that are almost as likely as the transcript; empty if the recogniser reports none."""
     return () if hearing is None else hearing.others
 
 
@@ -410,7 +410,7 @@ class AnswerWarning(Struct, frozen=True):
 
 
 class UrlCitation(Struct, frozen=True):
-    """A web page that an answer is taken from: ``start`` to ``end`` of its text, in characters."""
+    """A web page as the source of part of an answer: of the answer's text from ``start`` to ``end``, in characters."""
 
     title: str
     url: str
@@ -488,7 +488,7 @@ class OutputSequencer:
         self._open[request_id] = None
 
     def withdraw(self, request_id: str) -> None:
-        """Forget a request that has had no output, and gets none."""
+        """Forget an open request that had no output, and will have none."""
         del self._open[request_id]
 
     def take_number(self, request_id: str) -> int:
@@ -510,11 +510,11 @@ class OutputSequencer:
         return number
 
     def number_from(self, next_sequence_id: int) -> None:
-        """Continue with this number, as another server has made the outputs before."""
+        """Set the next number: another server has numbered the outputs so far."""
         self.next_sequence_id = next_sequence_id
 
     def take_back(self, count: int) -> None:
-        """Reuse the latest ``count`` numbers, whose outputs were not sent."""
+        """Take back the latest ``count`` numbers, whose outputs were not sent, to use them again."""
         self.next_sequence_id -= count
 
     def take_last_number(self, request_id: str, *, late: bool = False) -> int:

@@ -26,7 +26,7 @@ class FileKind(StrEnum):
 
 
 class Look(Enum):
-    """Why no whole element of a file (a frame, a page, a box) can be delimited at the position that is looked at."""
+    """The reason why the end of a file's next element (a frame, a page, a box) cannot be found."""
 
     MORE = "that depends on bytes that have not arrived"
     OPEN = "no border of this file can be found any more"
@@ -84,7 +84,7 @@ def encoding_by_head(data: bytes) -> AudioEncoding | None:
 
 
 def kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of the file that begins in ``window``; None if none does; Look.MORE if more bytes are needed.
+    """Return the kind of the file that begins with ``window``; None if it is unknown; Look.MORE to see more bytes.
 
     ``final`` means that no more bytes will come: the result is not Look.MORE then.
     """
@@ -127,7 +127,10 @@ def _iso(window: bytes) -> FileKind | Look | None:
 
 
 def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of a file that begins with an ID3 tag: by what follows the tag, or MP3 if that is far away."""
+    """Return the kind of a file that begins with an ID3 tag, by the header that follows the tag.
+
+    MP3 if that header lies beyond the window.
+    """
     size = id3_bytes(window)
     if isinstance(size, Look):
         return None if size is Look.END else size
@@ -140,9 +143,9 @@ def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
 
 
 def mpeg_frame_bytes(window: bytes) -> int:
-    """Return the length of the MPEG audio frame at the beginning of ``window``.
+    """Return the length in bytes of the MPEG audio frame at the beginning of ``window``.
 
-    0 if no frame begins there, or its length is not in its header (free format).
+    0 if no frame begins there, or if the frame's header does not tell its length (free format).
     """
     if len(window) < 4 or window[0] != 0xFF or window[1] & 0xE0 != 0xE0:
         return 0
@@ -158,7 +161,7 @@ def mpeg_frame_bytes(window: bytes) -> int:
 
 
 def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Return whether two MPEG audio frames follow one another here: one header alone may occur in any data."""
+    """Return whether ``window`` begins with two MPEG audio frames: one header alone may occur in any data."""
     if len(window) < 4:
         return False if final else Look.MORE
     size = mpeg_frame_bytes(window)
@@ -172,7 +175,7 @@ def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
 
 
 def id3_bytes(window: bytes) -> Step:
-    """Return the length of the ID3v2 tag that begins here."""
+    """Return the length in bytes of the ID3v2 tag at the beginning of ``window``."""
     if len(window) < 10:
         return Look.MORE
     if not 2 <= window[3] <= 4 or window[4] == 0xFF or max(window[6:10]) > 0x7F:
@@ -182,7 +185,7 @@ def id3_bytes(window: bytes) -> Step:
 
 
 def adts_frame_bytes(window: bytes) -> int:
-    """Return the length of the ADTS frame whose header begins here; 0 if none does."""
+    """Return the length in bytes of the ADTS frame at the beginning of ``window``; 0 if no frame begins there."""
     if len(window) < _ADTS_HEADER_BYTES or window[0] != 0xFF or window[1] & 0xF6 != 0xF0:
         return 0
     size = (window[3] & 3) << 11 | window[4] << 3 | window[5] >> 5
@@ -191,7 +194,7 @@ def adts_frame_bytes(window: bytes) -> int:
 
 
 def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Return whether two ADTS frames follow one another here."""
+    """Return whether ``window`` begins with two ADTS frames."""
     if len(window) < _ADTS_HEADER_BYTES:
         return False if final else Look.MORE
     size = adts_frame_bytes(window)

@@ -1,10 +1,11 @@
 """The history of a conversation: the messages that earlier requests left, which the engine is given as context.
 
-Part of the ledger. A Message is what one side said. ``HistoryItems`` keeps messages as items with ids, bounded in
-tokens and in bytes of speech; ``in_order`` sorts the messages that a request sees into the order that models expect.
+Part of the ledger (``core/ledger.py``). A Message is what one side said. ``HistoryItems`` keeps messages as items with
+ids, bounded in tokens and in bytes of speech; ``in_order`` sorts the messages that a request sees into the order that
+models expect.
 
-The oldest messages of a long talk can be summed up: notes on them, Notes, then stand in their place for the requests
-that follow. The items stay as long as they would without notes.
+The oldest messages of a long talk can be summarised: the requests that follow then see a summary, Notes, in their
+place. The messages themselves are kept as long as they would be without notes.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def message_tokens(message: Message) -> int:
 
 
 def _long(name: str) -> int:
-    """Return the tokens that an id or a name counts: 0, unless it is longer than those that engines make."""
+    """Return how many tokens an id or a name counts as: one for each 128 characters, so 0 for those of engines."""
     return len(name) // 128
 
 
@@ -158,9 +159,9 @@ def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) ->
 
 
 def _runs(messages: Iterable[Message]) -> Iterator[Message]:
-    """Join each run of messages of one role that have only text and calls, and yield the rest as it is.
+    """Join each run of messages that have only text and calls, and yield all others unchanged.
 
-    There may be thousands of messages.
+    All messages have the same role. There may be thousands, so runs are joined whole, not message by message.
     """
     for plain, group in groupby(messages, key=lambda one: one.speech is None and not one.more):
         run = list(group)
@@ -200,9 +201,10 @@ def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Me
 
 
 def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) -> int:
-    """Move a call to the assistant message right before the index ``before``, or to a new one there.
+    """Move a tool call to the assistant message right before the index ``before``, or to a new message there.
 
-    Returns the number of messages that were added.
+    ``place`` is the index in ``moved`` of the message that makes the call, and the call. Returns the number of
+    messages that were added.
     """
     index, call = place
     if index == before - 1:
@@ -285,7 +287,7 @@ NOTES_END: Final = "\n[The talk goes on:]\n"
 
 
 class Notes(msgspec.Struct):
-    """A summary of messages that follow one another, and the number of their items that are still kept."""
+    """A summary of consecutive messages, its size in tokens, and the number of their items that are still kept."""
 
     text: str
     items: int
@@ -293,7 +295,7 @@ class Notes(msgspec.Struct):
 
     @classmethod
     def of(cls, text: str, items: int) -> Notes:
-        """Return notes on ``items`` items."""
+        """Return ``text`` as notes on ``items`` items."""
         return cls(text, items, estimate_tokens(text))
 
 
@@ -333,13 +335,13 @@ class _Window(msgspec.Struct):
             self.first += 1
 
     def pass_over(self, items: Sequence[HistoryItem]) -> None:
-        """Begin behind ``items``, the oldest ones, in whose place notes are seen, as a message of the user."""
+        """Move ``first`` behind ``items``, the oldest ones, in whose place requests see notes."""
         self.tokens -= sum(item.tokens for item in items)
         self.speech_bytes -= sum(item.speech_bytes for item in items)
         self.first = len(items)
 
     def renumber(self, dropped: int) -> None:
-        """Adjust the indices after the oldest ``dropped`` items, all before ``first``, were removed."""
+        """Adjust ``first`` after the oldest ``dropped`` items, all before ``first``, were removed."""
         self.first -= dropped
         self.asked = self.asked and self.first > 0
         self.said = self.said and self.first > 0
@@ -365,15 +367,16 @@ class HistoryState(msgspec.Struct, kw_only=True):
 class HistoryItems:
     """The items of a conversation, in the order in which their requests opened.
 
-    ``messages`` returns the latest turns, up to ``max_tokens`` by ``estimate_tokens``; the engine, which counts in its
-    own tokens, may drop more. The oldest turns go in steps of a quarter of ``max_tokens``: engines reuse what they
-    computed for a prompt with the same beginning, and a beginning that moved with every turn would never be the same.
+    ``messages`` returns the latest messages, up to ``max_tokens`` by ``estimate_tokens``; the engine, which counts in
+    its own tokens, may drop more. The oldest messages go in steps of a quarter of ``max_tokens``: engines reuse what
+    they computed for a prompt with the same beginning, and a beginning that moved with every request would never be the
+    same.
 
-    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in what ``messages`` returns: older items
-    have ``WORDS_UNKNOWN`` in place of their speech.
+    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in the items that ``messages`` returns:
+    older items have ``WORDS_UNKNOWN`` in place of their speech.
 
-    ``sum_up`` puts notes in the place of the oldest items, for what ``messages`` returns. If an item with notes on it
-    is changed, these and all later notes are dropped, and the items that are still kept are seen again.
+    After ``sum_up``, ``messages`` returns notes in place of the oldest items. If an item that notes cover is changed,
+    these and all later notes are dropped, and requests see the covered items again, as far as they are still kept.
 
     Speech is charged to ``budget`` before it is added, and released when it is dropped.
     """
@@ -444,7 +447,8 @@ class HistoryItems:
     def messages(self, answering: Collection[str] = (), *, more: Iterable[Message] = ()) -> tuple[Message, ...]:
         """Return the messages that a request sees if it is answered now, followed by ``more``.
 
-        ``answering`` are calls whose results are in the input of the request. Messages of no request are not reordered.
+        ``answering`` are calls whose results are in the input of the request. Messages that a client sent as history,
+        at the beginning, keep their order.
         """
         items, first = self._items, self._seen.first
         given = first
@@ -468,7 +472,7 @@ class HistoryItems:
 
     @property
     def notes(self) -> str:
-        """The notes that stand in the place of the oldest items; empty if there are none."""
+        """The text of the notes that requests see in place of the oldest items; empty if there are none."""
         return "\n".join(one.text for one in self._notes if one.text)
 
     @property
@@ -478,7 +482,7 @@ class HistoryItems:
 
     @property
     def summed(self) -> int:
-        """The number of items, of those that are kept, in whose place notes are seen."""
+        """The number of kept items that notes cover."""
         return sum(one.items for one in self._notes)
 
     @property
@@ -487,7 +491,7 @@ class HistoryItems:
         return self._seen.first
 
     def is_longer_than(self, tokens: int) -> bool:
-        """Whether the items without notes that are kept have more than so many tokens."""
+        """Whether the kept items that no notes cover have more than ``tokens`` tokens."""
         return self._tokens > tokens and sum(item.tokens for item in self._items[self.summed :]) > tokens
 
     @property
@@ -496,10 +500,11 @@ class HistoryItems:
         return self._stride > 0
 
     def older(self, *, behind: int, keep: int, most: int) -> tuple[HistoryItem, ...]:
-        """Return the oldest items without notes, to be summed up; ``behind`` so many that are being summed up already.
+        """Return the oldest items that no notes cover, to be summarised; skip ``behind`` items, in work already.
 
-        They end before a question of the user, and before the newest ``keep`` tokens, and have at most ``most`` tokens
-        unless it is one turn. None of those that requests see is speech without a transcript, or a call without result.
+        The next item after them is a user message, and at least ``keep`` tokens follow them. They have at most ``most``
+        tokens, unless they are one message of the user with its answer. An item that requests see is included only if
+        its words, and the results of its calls, are known.
         """
         items, start = self._items, self.summed + behind
         newest, end = 0, len(items)
@@ -518,7 +523,7 @@ class HistoryItems:
         return tuple(items[start:found])
 
     def _is_open(self, message: Message) -> bool:
-        """Whether a message that requests see may not be summed up: its words, or results of its calls are missing."""
+        """Return whether a message is incomplete: its words, or the results of some of its calls, are not known."""
         return message.speech is not None or any(call.id not in self._results for call in message.tool_calls)
 
     def _begins_turn(self, index: int) -> bool:
@@ -526,9 +531,9 @@ class HistoryItems:
         return index < len(items) and items[index].role == "user" and items[index - 1].role != "user"
 
     def sum_up(self, items: Sequence[HistoryItem], text: str) -> bool:
-        """Let requests see ``text`` in place of ``items``, which ``older`` has returned.
+        """Let requests see the notes ``text`` in place of ``items``, which ``older`` has returned.
 
-        Returns False, and changes nothing, if these are no longer the oldest items without notes.
+        Returns False, and changes nothing, if these are no longer the oldest items that no notes cover.
         """
         if not items or not self.is_next(items):
             return False
@@ -537,18 +542,18 @@ class HistoryItems:
         return True
 
     def is_next(self, items: Sequence[HistoryItem]) -> bool:
-        """Return whether ``items`` are the oldest ones without notes."""
+        """Return whether ``items`` are still the oldest items that no notes cover."""
         start = self.summed
         now = self._items[start : start + len(items)]
         return len(now) == len(items) and all(map(is_, now, items))
 
     def condense(self, text: str) -> None:
-        """Let ``text`` stand in place of all notes."""
+        """Replace all notes by one, ``text``."""
         self._notes = (Notes.of(text, self.summed),)
         self._seek()
 
     def _uncover(self, dropped: int) -> None:
-        """Adjust the notes after the oldest ``dropped`` items were dropped. Their text stays."""
+        """Lower the number of items that notes cover after the oldest ``dropped`` items were dropped."""
         notes = []
         for one in self._notes:
             gone = min(dropped, one.items)
@@ -557,19 +562,22 @@ class HistoryItems:
         self._notes = tuple(notes)
 
     def _changed(self, index: int) -> None:
-        """Drop the notes on the item at ``index`` and later ones, as it changes."""
+        """Drop the notes on the item at ``index``, which changes, and all later notes."""
         while self._notes and self.summed > index:
             self._notes = self._notes[:-1]
 
     def keep_within(self, max_tokens: int, *, stride: float = STRIDE) -> None:
-        """Let a request see up to ``max_tokens`` from now on, and shorten that by the share ``stride`` at a time."""
+        """Set the limit ``max_tokens`` of what a request sees, and the step by which the oldest messages go.
+
+        ``stride`` is the step as a share of ``max_tokens``.
+        """
         if (max_tokens, stride) != (self.max_tokens, self._stride):
             self.max_tokens, self._stride = max_tokens, stride
             self._seek()
             self._make_room()
 
     def shorten(self, max_tokens: int) -> None:
-        """Let a request see at most ``max_tokens`` from now on, or fewer as before."""
+        """Lower the limit of what a request sees to ``max_tokens``, unless it is lower already."""
         self.keep_within(min(max_tokens, self.max_tokens), stride=self._stride)
 
     @property
@@ -584,7 +592,7 @@ class HistoryItems:
         return place is not None and first < len(self._items) and place >= self._items[first].place
 
     def calls_beside(self, call_id: str) -> tuple[str, ...]:
-        """Return the ids of all calls of the answer that made this call; none if the call is unknown."""
+        """Return the ids of all tool calls in the answer that has this call; empty if the call is unknown."""
         if (place := self._calls.get(call_id)) is None:
             return ()
         return tuple(call.id for index in range(*self._range(place)) for call in self._items[index].message.tool_calls)
@@ -594,13 +602,13 @@ class HistoryItems:
         return call_id in self._results
 
     def open(self, request_id: str) -> None:
-        """Give a request its place: after all requests that opened before it, whichever ends first."""
+        """Give a request its place, in the order of opening: requests may end in another order."""
         self._places[request_id] = self._opened
         self._opened += 1
         keep_newest(self._places, MAX_REQUESTS)
 
     def withdraw(self, request_id: str) -> None:
-        """Take back the place of a request that leaves nothing; it is unknown from now on."""
+        """Forget a request that leaves no messages."""
         self._places.pop(request_id, None)
 
     def name(self, request_id: str, ref: str) -> None:
@@ -636,9 +644,10 @@ class HistoryItems:
         self._make_room()
 
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
-        """Add a client's item before what the request or item ``before`` left; with ``answer``, before its answer only.
+        """Insert the messages of a client's item in front of the items of ``before``, a request or a client's item.
 
-        Nothing is added if the history has forgotten ``before``.
+        ``answer``: insert them between the input and the answer of that request. If the history has forgotten
+        ``before``, nothing is inserted.
         """
         if (place := self._places.get(before)) is None:
             return
@@ -653,9 +662,9 @@ class HistoryItems:
         self._make_room()
 
     def revise(self, request_id: str, message: Message) -> bool:
-        """Replace the message of this role that a request left. Return False if the request is forgotten.
+        """Replace a request's message of the role of ``message``. Return False if the request is forgotten.
 
-        If the request left no message of this role, ``message`` is added at the place of the request.
+        If the request has no message of this role, ``message`` is added at the place of the request.
         """
         if (place := self._places.get(request_id)) is None:
             return False
@@ -682,9 +691,9 @@ class HistoryItems:
         return True
 
     def truncate(self, request_id: str) -> int:
-        """Drop a request and all later ones; return how many requests these are.
+        """Drop the items of a request and of all later ones; return how many requests were dropped.
 
-        If the user sent several requests before there was an answer, these form one message, and are dropped together.
+        Requests that the user sent without an answer between them form one message, and are dropped together.
 
         Idempotent: returns 0 for a request that an earlier truncation dropped. Raises InvalidValue for any other id
         that is unknown, or no longer remembered.
@@ -705,7 +714,7 @@ class HistoryItems:
         return len(dropped)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
-        """Drop the items of ``roles`` that these requests left, or that have one of these ids of client items."""
+        """Drop the items in ``roles`` of these requests. An id may also be that of an item that a client sent."""
         places = {self._places[one] for one in request_ids if one in self._places}
         if not places:
             return
@@ -723,7 +732,7 @@ class HistoryItems:
         self._seek()
 
     def close(self) -> None:
-        """Drop everything; whatever is added later is dropped at once. Idempotent."""
+        """Drop everything, and keep nothing that is added later. Idempotent."""
         self.max_tokens = 0
         self._notes = ()
         self._advance_seen()
@@ -805,14 +814,17 @@ class HistoryItems:
         self._count(item)
 
     def _seek(self) -> None:
-        """Recompute what a request sees from all items: after a removal it may be more than before."""
+        """Determine anew, from all items, which of them a request sees: after a removal it may see more."""
         self._seen = _Window(self._tokens, self._speech_bytes)
         if summed := self.summed:
             self._seen.pass_over(self._items[:summed])
         self._advance_seen(since=0)
 
     def _advance_seen(self, *, since: int | None = None) -> None:
-        """Advance what a request sees, and drop the speech of the items, from ``since`` on, that it sees no longer."""
+        """Leave out the oldest items that no longer fit into what a request sees, and drop their speech.
+
+        ``since`` is the index of the first item to check for speech; None: the first item that a request saw so far.
+        """
         before = self._seen.first if since is None else since
         self._seen.shrink(self._items, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
@@ -825,7 +837,7 @@ class HistoryItems:
                 self._items[index] = replace(item, message=said)
 
     def _seen_tokens(self) -> int:
-        """The tokens that a request may see: all, less as many whole steps as are needed to fit ``max_tokens``."""
+        """Return how many tokens a request may see: all, less as many whole steps as it takes to fit ``max_tokens``."""
         total = self._left_behind + self._tokens
         stride = max(1, int(self.max_tokens * self._stride))
         strides = max(0, math.ceil((total + self.notes_tokens - self.max_tokens) / stride))

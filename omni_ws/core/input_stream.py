@@ -1,7 +1,7 @@
 """InputStream: the input of one session, its chunks put into order and divided into requests.
 
 An InputStream has one buffer of reorder.py for the whole session, one RequestInput for each request, and two deadlines:
-one for a gap that is not filled, one for a client that is silent.
+one for the chunks that fill a gap, one for a client that sends nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StreamLimits:
     max_total_bytes: int | None = None
 
 
-#: The least time left after the clocks of silence and gap were stopped, to read what was sent meanwhile.
+#: The least time that stopped time-outs for silence and gaps have left when they continue.
 READ_SEC: Final = 0.1
 
 _TEXT: Final = Modality.TEXT  # a global is found faster than a member of an enum
@@ -98,8 +98,8 @@ class InputStream:
 
     ``settings`` is called for the input settings of each request that opens. ``budget`` is shared by all streams of the
     server. ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes
-    nothing; the caller decides whether the session ends. ``completes`` is called with each tool result that has joined
-    an input, and returns whether that input has all results that it waits for.
+    nothing; the caller decides whether the session ends. ``completes`` is called with each tool result that was added
+    to an input, and returns whether this input now has all results that it waits for.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class InputStream:
         return self._place(sequence_id, chunk, size, now)
 
     def refuse(self, sequence_id: int, *, now: float) -> Sequence[StreamEvent]:
-        """Use up the number of a chunk that was refused, so that it leaves no gap.
+        """Skip the number of a chunk that was refused, so that later chunks do not wait for it.
 
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
@@ -216,7 +216,7 @@ class InputStream:
         return self._finish()
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
-        """Assign a diverted chunk, whose bytes are held already, to the open request or to a new one."""
+        """Assign a diverted chunk, whose bytes are counted already, to the open request or to a new one."""
         if chunk.only_names:
             return self._name(chunk)
         if self.current is not None and not self.current.keeps_input:
@@ -229,14 +229,14 @@ class InputStream:
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reserve(self, size: int) -> None:
-        """Count ``size`` more bytes that belong to no request, before the data is allocated.
+        """Add ``size`` to the held bytes that belong to no request, before their memory is allocated.
 
         Raises PayloadTooLarge or EngineOverloaded if there is no room.
         """
         self._hold(size)
 
     def reweigh(self, difference: int) -> None:
-        """Add ``difference``, which may be negative, to the bytes that are held for no request."""
+        """Add ``difference``, which may be negative, to the held bytes that belong to no request."""
         self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
@@ -261,7 +261,7 @@ class InputStream:
         self._ends_at = None
 
     def withdraw(self, request_input: RequestInput) -> None:
-        """Take back a request, as if it had never opened: a name that it was given is that of the next one."""
+        """Undo the opening of a request. The next request gets the name that the client gave this one."""
         if self.current is request_input:
             self.current = None
             self._text.end()
@@ -273,15 +273,15 @@ class InputStream:
         request_input.fail()
 
     def touch(self, *, now: float) -> None:
-        """Restart the idle time: the client was heard."""
+        """Restart the time-out for a silent client, which has just sent something."""
         self._last_activity = now
 
     def divert(self, diverting: bool = True) -> None:
-        """Set whether turn detection decides to which request input belongs: input then becomes Diverted events."""
+        """Set whether turn detection assigns input to requests: each chunk then becomes a Diverted event."""
         self.diverting = diverting
 
     def note_answering(self, answering: bool, *, now: float) -> bool:
-        """Set whether an answer runs. If one has just ended, restart the idle time and return True."""
+        """Set whether an answer runs. If one has just ended, restart the time-out for silence and return True."""
         ends = self.answering and not answering
         self.answering = answering
         if ends:
@@ -289,18 +289,18 @@ class InputStream:
         return ends
 
     def suspend(self, suspended: bool) -> None:
-        """Set whether silence ends the session: see ``_suspended``."""
+        """Set whether the time-out for a silent client is suspended; its time still counts."""
         self._suspended = suspended
 
     def hold_clocks(self, *, now: float) -> None:
-        """Stop the clocks of silence and gap, because the client's messages are not read for now. Idempotent."""
+        """Stop the time-outs for silence and gaps while the client's messages are not read. Idempotent."""
         if self._held_since is None:
             self._held_since = now
 
     def release_clocks(self, *, now: float) -> None:
-        """Restart the clocks of silence and gap, because the client's messages are read again. Idempotent.
+        """Continue the time-outs that ``hold_clocks`` stopped: the client's messages are read again. Idempotent.
 
-        At least ``READ_SEC`` are left, to read what the client has sent meanwhile.
+        Each has at least ``READ_SEC`` left, to read the messages that the client has sent meanwhile.
         """
         held, self._held_since = self._held_since, None
         if held is None:
@@ -312,14 +312,14 @@ class InputStream:
             self.gap_since = max(self.gap_since, now + READ_SEC - self._gap_timeout)
 
     def unheard(self, *, now: float) -> None:
-        """Restart the times of silence and gap, because the client was not connected until now."""
+        """Restart the time-outs for silence and gaps from 0: the client was not connected until now."""
         self._held_since = None
         self._last_activity = now
         if self.gap_since is not None:
             self.gap_since = now
 
     def taken(self, request_input: RequestInput, byte_count: int) -> None:
-        """Release ``byte_count`` bytes of a request that the engine has taken over; after ``forget``, none."""
+        """Release ``byte_count`` held bytes of a request, which the engine has taken over; after ``forget``, none."""
         self._release(request_input.release(byte_count))
 
     def forget(self, request_input: RequestInput) -> None:
@@ -346,9 +346,9 @@ class InputStream:
         )
 
     def restore(self, saved: SavedInput, *, now: float) -> None:
-        """Continue from the state of another stream. The times of silence and gap begin now.
+        """Continue from the state of another stream. The time-outs for silence and gaps start now.
 
-        Raises InvalidValue if the saved chunks with offsets are not a state that ``saved`` returns.
+        Raises InvalidValue if the saved chunks with offsets overlap or are out of order.
         """
         self.reorder.restore(saved.next_sequence_id, saved.statistics)
         for number, chunk in saved.waiting:
@@ -370,11 +370,11 @@ class InputStream:
             self.time_gaps(now=now)
 
     def go_on_with(self, request_input: RequestInput) -> None:
-        """Set the request whose input is open, or being discarded, after ``restore``."""
+        """Set, after ``restore``, the request to which further chunks belong: its input is open, or being discarded."""
         self.current = request_input
 
     def hold_again(self, request_input: RequestInput | None, size: int) -> None:
-        """Count bytes of a restored request, or of none, whether there is room or not."""
+        """Add ``size`` to the held bytes of a restored request, even beyond the limits. None: bytes of no request."""
         self._release(-size)
         if request_input is not None:
             request_input.hold(size)
@@ -391,11 +391,11 @@ class InputStream:
     # time
 
     def leave_gaps(self) -> None:
-        """Let a gap never time out, until ``time_gaps`` is called."""
+        """Suspend the time-out for gaps until ``time_gaps`` is called."""
         self._gap_timeout = math.inf
 
     def time_gaps(self, *, now: float) -> None:
-        """Let gaps time out from now on, as the end of the input is known. Idempotent."""
+        """Start the time-out for gaps, since the end of the input is known. Idempotent."""
         if self.gap_since is not None and self._gap_timeout == math.inf:
             self._gap_timeout = self.limits.reorder_timeout
             self.gap_since = now if self._held_since is None else self._held_since
@@ -451,7 +451,7 @@ class InputStream:
         self.waiting_bytes -= size
 
     def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
-        """Return the error for an input of ``total`` bytes in all; None if that is within the limit."""
+        """Return the error for an input of ``total`` bytes if they exceed the limit; otherwise None."""
         most = self.limits.max_total_bytes
         if most is None or total <= most:
             return None
@@ -568,7 +568,7 @@ class InputStream:
         return []
 
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
-        """Raise SessionConflict for content after the end of a single request, whichever of the two arrives first."""
+        """Raise SessionConflict for content after the end of a single request, even if the content arrived first."""
         for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
             if item is not None and not item.is_bare_end:
                 raise SessionConflict(
@@ -578,7 +578,7 @@ class InputStream:
             raise _ended(sequence_id)
 
     def _fill(self, item: InputChunk | None, now: float) -> Sequence[StreamEvent]:
-        """Accept the next item, and those that waited for it."""
+        """Accept the next item in order (None: a refused chunk), and the items that waited for it."""
         # Deliver before releasing: if there is no room for the item, its number may be sent again.
         events: list[StreamEvent] = [] if item is None else [*self._deliver(item)]
         following = self.reorder.next_sequence_id + 1
@@ -606,16 +606,16 @@ class InputStream:
         return self._take_in(chunk)
 
     def _deliver_counted(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Deliver a chunk that was counted when it arrived, and waited since.
+        """Deliver a chunk that has waited since its arrival, when its bytes were counted.
 
-        It cannot be refused any more, even if a character that it completes makes it up to three bytes longer.
+        No limit refuses it any more, even if a character that it completes makes it up to three bytes longer.
         """
         if chunk.only_names:
             return self._name_in_order(chunk)
         return self._text.deliver(chunk, partial(self._take_in, counted=True))
 
     def _name_in_order(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Handle a chunk that only names a request, in order: divert it, or apply the name."""
+        """Handle a chunk, now in order, that only names a request: divert it, or apply the name."""
         return [Diverted(replace(chunk, modality=_TEXT))] if self.diverting else self._name(chunk)
 
     def _name(self, chunk: InputChunk) -> Sequence[StreamEvent]:
@@ -707,8 +707,8 @@ class WholeCharacters:
     """Checks the UTF-8 of chunks in order, and moves chunk boundaries to character boundaries.
 
     A character may be spread over consecutive chunks of the same text; the chunks passed on hold whole characters.
-    Anything else that is not UTF-8 becomes a TextRefused event: an invalid chunk is discarded whole; of a text that
-    ends within a character, only that character is.
+    Anything else that is not UTF-8 becomes a TextRefused event: an invalid chunk is discarded whole, a text that ends
+    within a character loses only this character.
     """
 
     def __init__(self) -> None:
@@ -729,7 +729,7 @@ class WholeCharacters:
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
     ) -> Sequence[StreamEvent]:
-        """Pass the chunk, cut to whole characters, to ``take_in``; return events for invalid text, then its events.
+        """Pass the chunk, cut to whole characters, to ``take_in``; return events for invalid text and those it returns.
 
         If ``take_in`` raises, the state is unchanged, and the client may send the chunk again.
         """
@@ -749,9 +749,10 @@ class WholeCharacters:
         return [] if problem is None else [TextRefused(problem)]
 
     def _check(self, chunk: InputChunk) -> tuple[InputChunk, InputChunk | None, InvalidValue | None]:
-        """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
+        """Return the chunk with whole characters only, the bytes left over, and an error.
 
-        Raises InvalidValue if the chunk's own bytes are not UTF-8; none of it is used then.
+        The error is set if the text before the chunk ends within a character. Raises InvalidValue if the chunk's own
+        bytes are not UTF-8; the chunk is discarded then.
         """
         before = self._partial
         if not chunk.has_content:

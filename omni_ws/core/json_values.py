@@ -1,4 +1,4 @@
-"""Checks of what clients send: how many values a JSON document has, and names and codes of languages."""
+"""Checks of clients' input: how many values a JSON document has, and names and codes of languages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MES
 
 
 def json_or_none(data: bytes | bytearray | str, most: int = MAX_MESSAGE_VALUES) -> Any:
-    """Return what a document holds; None if it is not JSON, or has more than ``most`` values."""
+    """Parse a JSON document; return None if it is not JSON, or has more than ``most`` values."""
     try:
         check_values(data, most)
         return orjson.loads(data)

@@ -6,9 +6,9 @@ begins an entry, ``finish`` puts it into the history, and later facts (a late tr
 revise it there.
 
 **Playback.** The client plays answers one after the other, in the order in which their first audio was sent. ``_line``,
-the playback line, has them in this order, and ``_at`` is the index of the one that plays now, or played last. Its
-position advances with ``now`` from ``_origin`` on, up to the audio that was sent; a report of the client sets it. The
-next answer starts when the one before ends.
+the playback line, has the answers in this order, and ``_at`` is the index of the answer that plays now, or played last.
+The position in this answer advances with ``now`` from ``_origin`` on, up to the audio that was sent; a report of the
+client sets the position. The next answer starts when the one before ends.
 
 **Heard.** An answer that is never cut counts as heard whole. ``cut`` determines how much of an answer was heard: up to
 the latest report; without a report, up to the position on the playback line, if the client reports at all or is
@@ -81,7 +81,7 @@ class Ledger:
     """The record of what was said and heard in one session: see the module.
 
     ``max_tokens`` and ``budget`` bound the history, see HistoryItems. ``read`` returns the pieces of a text that a
-    voice reads, for voices that report neither times of words nor clauses.
+    voice reads aloud; the ledger needs it for voices that do not report when each word is spoken.
     """
 
     __slots__ = (
@@ -104,13 +104,13 @@ class Ledger:
 
     def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
         self.history = HistoryItems(max_tokens, budget)
-        #: Whether a client that sends no reports plays what it is sent at once, without a pause.
+        #: Whether a client that sends no reports is assumed to play audio as soon as it is sent, without a pause.
         self.clocked = False
         #: Whether the client has ever reported its playback.
         self.reporting = False
         #: The language in which the user spoke last (primary subtag of RFC 5646); None if it is not known.
         self.language: str | None = None
-        #: Keeps what is sent until the canceller of its echo has taken it; None without one.
+        #: Keeps audio that was sent until the echo canceller has taken it; None without an echo canceller.
         self.sound: SentSound | None = None
         self._budget = budget
         #: The bytes that are charged for texts and marks.
@@ -134,7 +134,7 @@ class Ledger:
         """Open the entry of a request. The history orders requests as they were opened, whichever ends first.
 
         ``speaks``: the answer is to be spoken. ``writes``: its text is sent. ``resumable``: audio that was sent and not
-        heard is kept, to be sent again.
+        heard is kept, to be sent again. If the request already has an entry, restored, that is returned.
         """
         kept = Unheard() if resumable else None
         if (known := self._entries.get(request_id)) is not None:  # restored, for a request that continues
@@ -160,8 +160,8 @@ class Ledger:
     ) -> None:
         """End an entry after its final output, and add it to the history if it is to be ``remembered``.
 
-        ``whole``: the engine completed the answer. ``speech`` is the user's audio if its words are not known; it is
-        charged to the budget already. ``words_unknown`` says that such audio could not be kept.
+        ``whole``: the engine completed the answer. ``speech`` is the user's audio, already charged to the budget, if
+        its words are not known. ``words_unknown``: its words are not known, and the audio could not be kept.
         """
         entry.end(whole=whole, cancelled=cancelled, speech=speech, words_unknown=words_unknown)
         self._budget.give(entry.keep_no_audio())
@@ -191,7 +191,7 @@ class Ledger:
         self.language = language or self.language
 
     def last_said(self) -> str:
-        """Return what was heard of the latest answer that has said anything; empty if it is not known any more."""
+        """Return the text that was heard of the latest answer with text; empty if no entry has one any more."""
         said = (entry for entry in reversed(self._entries.values()) if entry.said.length)
         return next(map(self.heard_text, said), "")
 
@@ -314,7 +314,10 @@ class Ledger:
         return 0 if entry in self._line[self._at :] else entry.sent_ms
 
     def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
-        """Return the milliseconds until the audio at ``start_ms`` of the answer is played, after all before it."""
+        """Return the milliseconds until the client plays the audio at ``start_ms`` of the answer.
+
+        Answers before it are played to their end first.
+        """
         position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
@@ -325,7 +328,7 @@ class Ledger:
         return start_ms - position + before
 
     def keep_sound(self, wanted: bool) -> None:
-        """Keep what is sent from now on for the canceller of its echo, or keep nothing. Its memory is charged."""
+        """Set whether audio that is sent from now on is kept for the echo canceller. Its memory is charged."""
         if wanted and self.sound is None and not self._closed:
             self.sound = SentSound(self._budget)
         elif not wanted and self.sound is not None:
@@ -333,7 +336,7 @@ class Ledger:
             self.sound = None
 
     def what_plays(self, now: float, *, ago_ms: float) -> Playing:
-        """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""
+        """Return the client's playback ``ago_ms`` ago, with the audio that was sent since the last call."""
         sent = () if self.sound is None else self.sound.take()
         at_ms = now * 1000 - ago_ms
         self._advance(now)
@@ -357,7 +360,7 @@ class Ledger:
         return now + sum(one.sent_ms - self.position_ms(one, now) for one in unplayed) / 1000
 
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
-        """Return where a held answer resumes: at its latest report, or else at its place on the playback line."""
+        """Return the position in ms at which a held answer resumes: as last reported, or else by the playback line."""
         if entry.reported_ms is None:
             return self.position_ms(entry, now)
         return min(entry.reported_ms, entry.sent_ms)
@@ -367,12 +370,12 @@ class Ledger:
     ) -> str | None:
         """Process a playback report: the client has played ``played_ms`` of an answer.
 
-        Returns the id of its request if no report before told that anything of it was played.
+        Returns the id of the answer's request if this is the first report that the client has played some of it.
 
-        Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, and
-        whose first audio is not numbered above ``sequence_id``. Answers before it then count as heard, as far as they
-        were not cut, and answers after it as not begun. A report of less than before, or about an unknown answer,
-        changes nothing.
+        Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, or
+        about an earlier one: the latest whose first audio has no number above ``sequence_id``. All answers before the
+        reported answer then count as heard, unless they were cut, and all after it as not begun. A report of less than
+        before, or about an unknown answer, changes nothing.
         """
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)
@@ -411,10 +414,10 @@ class Ledger:
         return None
 
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
-        """Cut an answer: the client plays nothing more of it. ``at_ms`` is where it stopped, if that is known.
+        """Cut an answer: the client plays nothing more of it. ``at_ms`` is where playback stopped, if that is known.
 
-        ``unheard``: the speaker continued, as for an answer that is held; if no audio was sent, nothing was heard.
-        Idempotent.
+        ``unheard``: the user went on speaking, so the answer counts as not heard if none of its audio was sent. A
+        second call changes nothing but ``at_ms``.
         """
         self._advance(now)
         if entry.cut_ms is not None:
@@ -429,7 +432,7 @@ class Ledger:
         self._revise(entry)
 
     def stop(self, request_id: str, now: float) -> bool:
-        """Cut the answer of a request, unless all audio that was sent of it is played. Return whether it was cut."""
+        """Cut the answer of a request if the client has not played all its sent audio. Return whether it was cut."""
         entry = self._entries.get(request_id)
         if entry is None or not self._unplayed(entry, now):
             return False
@@ -437,11 +440,11 @@ class Ledger:
         return True
 
     def play_at_once(self) -> None:
-        """Assume that the client plays what it is sent at once, without a pause, until it sends a report."""
+        """Assume, until the client sends a report, that it plays audio as soon as it is sent, without a pause."""
         self.clocked = True
 
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
-        """Cut all answers that have audio that is not played, except ``spared``."""
+        """Cut all answers whose sent audio is not yet played to the end, except ``spared``."""
         self._advance(now)
         for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
             self.cut(entry, now)
@@ -459,7 +462,7 @@ class Ledger:
         return entry.sent_ms
 
     def _advance(self, now: float) -> None:
-        """Advance the playback line past the answers that have ended by ``now``."""
+        """Move the playback line's index past the answers whose playback has ended by ``now``."""
         line = self._line
         while self._at + 1 < len(line):
             playing, following = line[self._at], line[self._at + 1]
@@ -481,7 +484,7 @@ class Ledger:
     # Answers that are held
 
     def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
-        """Keep audio that is sent now, to send it again after speech without words has interrupted the answer."""
+        """Keep audio that is sent now, to send it again if speech without words interrupts the answer."""
         unheard = entry.kept
         if unheard is None:
             return
@@ -495,13 +498,14 @@ class Ledger:
             self._budget.give(unheard.drop_oldest(missing=True))
 
     def can_resume(self, entry: LedgerEntry, now: float) -> bool:
-        """Return whether all audio that was sent and not heard is kept."""
+        """Return whether a held answer can resume: all its audio that was sent and not heard is kept."""
         return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
 
     def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
         """Hold an answer that speech interrupts, so that it may resume later; cut all other answers.
 
-        ``withdrawn`` are outputs of the answer that were queued and not sent; ``cost`` is charged for them.
+        ``withdrawn`` are outputs of the answer that were queued and not sent; ``cost`` is their size in bytes, which is
+        charged.
         """
         self.silence(now, spared=entry)
         unheard = entry.hold(self.position_ms(entry, now))
@@ -522,19 +526,19 @@ class Ledger:
         return outputs
 
     def answer_if_cut(self, entry: LedgerEntry, now: float) -> Message:
-        """Return the message that the history would get of a held answer if it ended at the interruption."""
+        """Return the answer as a message for the history, as if it were cut now."""
         unheard = entry.speaks and not entry.sent_ms
         text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
         return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
 
     def has_heard(self, entry: LedgerEntry, now: float) -> bool:
-        """Return whether anything of an answer was heard until ``now``."""
+        """Return whether any part of an answer was heard by ``now``."""
         if not entry.said.length:  # a model may speak without text
             return self.position_ms(entry, now) > 0
         return bool((self.answer_if_cut(entry, now) if entry.cut_ms is None else self.answer(entry)).text)
 
     def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
-        """Return whether the history keeps more of an entry, whose answer is cut or held, than the user's message."""
+        """Return whether an entry whose answer is cut or held adds more to the history than the user's message."""
         answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
         return bool(entry.results) or answer.says_something
 
@@ -545,7 +549,8 @@ class Ledger:
     ) -> tuple[Message, ...]:
         """Return the messages that a request sees. ``answering`` are the calls whose results are in its input.
 
-        Of the answer that is ``held`` the request sees what was heard. Later reports do not move the cuts of answers.
+        It also sees the heard part of ``held``, a held answer. From now on, playback reports change no cut of an
+        answer.
         """
         for entry in self._entries.values():
             entry.settle_cut()
@@ -553,13 +558,16 @@ class Ledger:
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:
-        """Return whether a model can be given the result of a call: the history or a running answer has the call."""
+        """Return whether a call is known: the result of a call is of use only to a model that sees the call.
+
+        The call is in the part of the history that requests see, or in a running answer.
+        """
         return self.history.sees_call(call_id) or any(
             one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
         )
 
     def calls_beside(self, call_id: str) -> tuple[str, ...]:
-        """Return the ids of all calls of the answer that made the call ``call_id``."""
+        """Return the ids of all calls in the answer that has the call ``call_id``; empty if the call is unknown."""
         for entry in self._entries.values():
             calls = [one.id for one in entry.calls.values()]
             if call_id in calls and not entry.finished:
@@ -575,9 +583,10 @@ class Ledger:
     def place(
         self, messages: Iterable[Message], *, item_id: str | None = None, before: tuple[str, bool] | None = None
     ) -> None:
-        """Add messages that belong to no request: a client's item, or an earlier history.
+        """Add messages that belong to no request: an item that a client sent, or an earlier history.
 
-        They come after all requests so far, or ``before`` one: its id, and whether before its answer only.
+        They come after all requests so far, or before one: ``before`` is the id of that request and whether the
+        messages go between its input and its answer.
         """
         if item_id is not None and before is not None:
             self.history.insert(messages, item_id=item_id, before=before[0], answer=before[1])
@@ -587,15 +596,19 @@ class Ledger:
         self.history.add(messages, request_id=item_id)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
-        """Drop from the history the messages in ``roles`` of these requests, or with these ids of client items."""
+        """Drop from the history the messages in ``roles`` of these requests.
+
+        An id may also be that of an item that a client sent.
+        """
         self.history.remove(*request_ids, roles=roles)
         for entry in filter(None, map(self._entries.get, request_ids)):
             entry.leave_out(roles)
 
     def weigh(self) -> None:
-        """Charge the memory of texts, marks and ids. To be called when a request or an item was added or has ended.
+        """Charge the memory of texts, marks (words and clauses with times) and ids.
 
-        These have bounds of their own, so the charge is never refused.
+        To be called after a request or an item was added, and after a request has ended. These data have bounds of
+        their own, so the charge is never refused.
         """
         size = beyond_ordinary(self.history.memory + sum(entry.memory for entry in self._entries.values()))
         if not self._closed:
@@ -603,7 +616,7 @@ class Ledger:
             self._weighed = size
 
     def close(self) -> None:
-        """Drop everything; whatever is added later is dropped at once. Idempotent."""
+        """Drop everything, and keep nothing that is added later. Idempotent."""
         self.keep_sound(False)
         self._budget.give(self._weighed)
         self._weighed, self._closed = 0, True
@@ -615,7 +628,10 @@ class Ledger:
         self.history.close()
 
     def _drop_details(self) -> None:
-        """Drop texts and marks of the oldest entries that are over and played, beyond the limits."""
+        """Drop the texts and marks of the oldest finished entries, as far as they exceed the limits.
+
+        An answer that is not yet played to its end goes only if the texts are too long.
+        """
         over = [entry for entry in self._entries.values() if entry.finished]
         waiting = {one.request_id for one in self._line[self._at :] if one.cut_ms is None}
         size = sum(entry.size for entry in over)
@@ -652,7 +668,7 @@ class Ledger:
     def restore(self, data: bytes, *, later: float = 0) -> None:
         """Restore what ``to_bytes`` serialised into this ledger, which must be new.
 
-        ``later`` is how many seconds the clock of this ledger shows more than that of the other.
+        ``later`` are the seconds by which this ledger's clock is ahead of the clock of the serialised ledger.
         """
         state = _STATE.decode(data)
         self.history = HistoryItems.restored(state.history, self._budget)
@@ -673,12 +689,12 @@ def _results(entry: LedgerEntry) -> Iterator[Message]:
         yield Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
 
 
-# SentSound: the sound that was sent to a client, kept for the canceller of its echo until that has taken it.
+# SentSound: the audio that was sent to a client, kept until the echo canceller has taken it.
 
 
-#: What one talker's canceller holds: 0.4 MB of a library, and samples.
+#: The memory of the echo canceller of one session: 0.4 MB of a library, and samples.
 HELD_BYTES: Final = 1 << 20
-#: What is kept at most while no audio of the microphone arrives: five seconds of 16-bit samples at 48 kHz.
+#: The most audio that is kept while no audio of the microphone arrives: five seconds of 16-bit samples at 48 kHz.
 MAX_SENT_BYTES: Final = 480_000
 
 
@@ -694,11 +710,11 @@ class SentPiece:
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """What the client plays at the time ``at_ms``, at which a piece of its microphone's audio ends.
+    """The client's playback at the time ``at_ms``, at which a piece of the microphone's audio ends.
 
-    The client is at ``position_ms`` of the answer; None: it has played nothing yet. ``sounds``: it plays on, as the
-    answer is neither cut nor held. ``moves``: it has sound to play, as far as is known. ``sent`` is what was sent since
-    the piece before.
+    The client is at ``position_ms`` of the answer ``answer_id``; None: it has played nothing yet. ``sounds``: the
+    answer is neither cut nor held. ``moves``: some audio that was sent is not yet played. ``sent`` is the audio that
+    was sent to the client since the previous piece of the microphone's audio.
     """
 
     at_ms: float
@@ -710,9 +726,9 @@ class Playing:
 
 
 class SentSound:
-    """A queue of what was sent, of MAX_SENT_BYTES at most; older pieces are dropped.
+    """A queue of the audio that was sent, for the echo canceller; beyond MAX_SENT_BYTES the oldest pieces are dropped.
 
-    Its bytes are charged, and HELD_BYTES for the canceller.
+    Its bytes are charged, and HELD_BYTES for the memory of the echo canceller.
     """
 
     def __init__(self, budget: ByteBudget) -> None:
@@ -722,12 +738,12 @@ class SentSound:
         budget.charge(HELD_BYTES)
 
     def close(self) -> None:
-        """Drop everything, and refund what was charged."""
+        """Drop everything, and refund the charged bytes."""
         self.take()
         self._budget.give(HELD_BYTES)
 
     def add(self, piece: SentPiece) -> None:
-        """Add what is sent now."""
+        """Add a piece of audio, which is sent now."""
         self._pieces.append(piece)
         self._hold(len(piece.payload))
         while self._held > MAX_SENT_BYTES:

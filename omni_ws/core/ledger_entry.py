@@ -38,7 +38,7 @@ class Clause(NamedTuple):
 
 
 class BoundedText(msgspec.Struct, omit_defaults=True):
-    """The pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is only counted."""
+    """The pieces of a text, up to MAX_KEPT_TEXT characters together; ``length`` counts the rest, too."""
 
     pieces: list[str] = []
     length: int = 0
@@ -54,7 +54,7 @@ class BoundedText(msgspec.Struct, omit_defaults=True):
         return separator.join(self.pieces)
 
     def join(self) -> None:
-        """Join all pieces to one."""
+        """Join all pieces into one."""
         self.pieces = [self.joined()]
 
 
@@ -89,9 +89,9 @@ class SentAudio(msgspec.Struct, frozen=True):
 class Unheard(msgspec.Struct):
     """The part of an answer that the client has not heard, kept to be sent again when its playback resumes.
 
-    It has the newest audio that was sent, and outputs that are set aside, unsent, while the answer is held. Both are
-    charged to a budget. The oldest audio beyond MAX_UNHEARD_BYTES is dropped, and all audio while the server holds more
-    than half of the bytes that it may.
+    It has the newest audio that was sent, and the unsent outputs that are set aside while the answer is held. Both are
+    charged to a budget. The oldest audio beyond MAX_UNHEARD_BYTES is dropped; all audio is dropped while more than half
+    of the server's budget is used.
     """
 
     kept: list[SentAudio] = []
@@ -106,7 +106,7 @@ class Unheard(msgspec.Struct):
         self.charged += audio.cost
 
     def drop_oldest(self, *, missing: bool = False) -> int:
-        """Drop the oldest audio and return its cost. ``missing``: it was not heard, so it cannot be sent again."""
+        """Drop the oldest audio and return its bytes. ``missing``: it was not heard, and now cannot be sent again."""
         oldest = self.kept.pop(0)
         self.charged -= oldest.cost
         if missing:
@@ -114,7 +114,10 @@ class Unheard(msgspec.Struct):
         return oldest.cost
 
     def behind(self, position_ms: float) -> list[OutputChunk]:
-        """Return the audio after this position, where a raw first chunk is cut, then the outputs set aside."""
+        """Return the audio after this position, then the outputs that were set aside.
+
+        A chunk of raw samples around the position is cut there; other formats are returned whole.
+        """
         # What was set aside was never sent, wherever the clock says that playback was, and is returned, too.
         unsent_ms = min((one.start_ms for one in self.aside if one.start_ms is not None), default=float("inf"))
         sent = [one for one in self.kept if one.end_ms > position_ms]
@@ -122,13 +125,13 @@ class Unheard(msgspec.Struct):
         return [*(_behind(one, position_ms) for one in sent), *self.aside]
 
     def set_aside(self, outputs: Sequence[OutputChunk] = (), cost: int = 0) -> int:
-        """Set these outputs aside in place of earlier ones, and return the cost of the earlier ones."""
+        """Set ``outputs`` aside, in place of those set aside before; return the bytes charged for the latter."""
         before, self.aside, self.aside_cost = self.aside_cost, list(outputs), cost
         return before
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
-    """One request and its answer. The ledger changes it, only by its methods."""
+    """One request and its answer. Only the ledger changes an entry, and only by the methods of this class."""
 
     request_id: str
     #: Whether the answer is to be spoken, and whether its text is sent.
@@ -218,7 +221,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
 
     @property
     def calls_by_index(self) -> dict[int, ToolCall]:
-        """The same, by their indices in the answer."""
+        """The calls that were sent, by their indices in the answer."""
         return {index: ToolCall(one.id, one.name, "".join(one.arguments)) for index, one in self.calls.items()}
 
     @property
@@ -228,7 +231,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
 
     @property
     def answer_text(self) -> str:
-        """The text of the answer as far as it was sent or, if it is only spoken, as far as it was made."""
+        """The text of the answer that was sent or, of an answer that is only spoken, all text that the engine made."""
         text = self.said.joined()
         return text[: self.shown] if self.writes else text
 
@@ -244,7 +247,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         return self.clauses[-1].end if self.clauses else self.base_end
 
     def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
-        """Add audio to the clause that ends at ``text_end`` in the text, and begins where the clause before ends."""
+        """Add the audio from ``start_ms`` to ``end_ms`` to the clause that ends at index ``text_end`` of the text.
+
+        The clause begins where the one before ends.
+        """
         last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
         if self.clauses and text_end <= last.end:
             self.clauses[-1] = last._replace(end_ms=end_ms)
@@ -254,7 +260,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Drop the older half of the words and clauses, keeping where they end."""
+        """Drop the older half of the words or clauses; keep where they end in the audio and in the text."""
         old = self.words[: MAX_MARKS // 2]
         if old and len(self.words) > MAX_MARKS:
             self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
@@ -267,7 +273,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        """The size of the text and the marks that are kept, in characters."""
+        """The size of the text, words and clauses that are kept, in characters."""
         return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
 
     @property
@@ -286,21 +292,21 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         self.speech, self.words_unknown = speech, words_unknown
 
     def hear_late(self, transcript: str) -> None:
-        """Add the transcript of input whose words were not known, in place of its audio."""
+        """Add the transcript of speech whose words were not known; its audio is dropped."""
         self.hear(transcript)
         self.speech, self.words_unknown = None, False
 
     def leave_out(self, roles: Container[str]) -> None:
-        """Exclude the messages of the entry in these roles from the history."""
+        """Exclude the entry's messages of these roles from the history."""
         self.input_kept = self.input_kept and "user" not in roles
         self.answer_kept = self.answer_kept and "assistant" not in roles
 
     def begin_to_play(self, number: int, now: float) -> None:
-        """Record that the first audio was sent, as output ``number``."""
+        """Record that the first audio is sent, as output ``number``, at the time ``now``."""
         self.first_number, self.first_sent = number, now
 
     def move(self, later: float) -> None:
-        """Move the times to a clock that shows ``later`` seconds more."""
+        """Convert the times to another clock, which is ``later`` seconds ahead."""
         self.first_sent += later
 
     def send_to(self, end_ms: float) -> None:
@@ -327,11 +333,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
             self.reported_ms = self.sent_ms
 
     def report_cut(self, played_ms: float) -> None:
-        """Record where the answer was cut, as the client reports it."""
+        """Record the client's report of the position at which it stopped playing the answer."""
         self.reported_ms = self.cut_ms = played_ms
 
     def cut(self, at_ms: float) -> None:
-        """Cut the answer at ``at_ms``, or at the end of what was sent if that is earlier."""
+        """Cut the answer at ``at_ms``, or at the end of the sent audio if that is earlier."""
         self.cut_ms = min(at_ms, self.sent_ms)
 
     def cut_first(self, at_ms: float, *, unheard: bool) -> None:
@@ -358,12 +364,12 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
             self.cut(self.cut_ms)
 
     def hold(self, position_ms: float) -> Unheard:
-        """Hold the answer at ``position_ms``. Return the unheard part, which is kept to be sent again."""
+        """Hold the answer at ``position_ms``. Return the part that was not heard, which is kept to be sent again."""
         self.held_ms, self.sent_before_hold_ms = position_ms, self.sent_ms
         return self.resumable()
 
     def go_on(self, outputs: Iterable[OutputChunk]) -> None:
-        """Resume a held answer, which begins with these outputs."""
+        """Resume a held answer; ``outputs`` are sent first."""
         for chunk in outputs:
             if chunk.modality is OutputModality.TEXT:
                 self.shown += len(chunk.text)
@@ -372,7 +378,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         self.held_ms, self.sent_ms = None, self.sent_before_hold_ms
 
     def resumable(self) -> Unheard:
-        """Return the unheard part of the answer. It is kept from now on, if it was not before."""
+        """Return the part of the answer that was not heard; begin to keep it if it was not kept so far."""
         if self.kept is None:
             self.kept = Unheard()
         return self.kept
@@ -383,7 +389,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         return 0 if kept is None else kept.charged + kept.aside_cost
 
     def forget(self) -> None:
-        """Drop texts, calls and marks: the history has all that is still needed."""
+        """Drop texts, calls, words and clauses: the history has all that is still needed."""
         self.said, self.heard = BoundedText(), BoundedText()
         self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
         self.words, self.clauses = [], []
@@ -436,7 +442,7 @@ Read: TypeAlias = Callable[[str], Sequence[SpokenSpan]]
 
 
 def read_all(text: str) -> Sequence[SpokenSpan]:
-    """Return the pieces of a text that is read as it is written."""
+    """Return the whole text as one piece: everything is read aloud as it is written."""
     return [SpokenSpan(0, len(text), len(text))]
 
 
@@ -460,9 +466,10 @@ def end_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> int:
 
 
 def ends_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> Iterator[tuple[int, bool]]:
-    """Yield the index in ``text`` at which each of ``words`` ends, or the word before one that is not found.
+    """Yield, for each of ``words``, the index in ``text`` at which it ends, and whether the voice reported this index.
 
-    With each comes whether the voice has told it; otherwise the word was looked for, from ``begin`` on.
+    A word without a reported index is searched for in ``text``, from ``begin`` on; if it is not found, the index of
+    the word before is yielded again.
     """
     lowered, end, exact = _lowered(text), begin, False
     for word in words:
@@ -481,8 +488,8 @@ def end_of_clauses(
 ) -> int:
     """Return the index in ``text`` up to which ``clauses``, in order, were heard, rounded down to whole words.
 
-    ``whole``: the last clause has all its sound. Otherwise it is assumed to last at least as long as its text does at
-    ``pace``, in characters a second; None for an unknown pace.
+    ``whole``: the audio of the last clause is complete. Otherwise the clause is assumed to last at least as long as its
+    text takes at ``pace``, in characters a second; None for an unknown pace.
     """
     end = clauses[0].start if clauses else 0
     for number, clause in enumerate(clauses):
@@ -504,7 +511,7 @@ def end_of_clauses(
 
 
 def audible(part: str) -> str:
-    """Return ``part`` up to its last word, with the closing marks after that: the rest cannot have been heard.
+    """Return ``part`` up to its last word, with the punctuation that closes it: what follows has no sound.
 
     Empty if ``part`` has no word at all.
     """
@@ -519,7 +526,7 @@ _OPENING_AT_END: Final = "([{<¿¡“‘«„‚「『（【《"
 
 
 def _index_of(text: str, pieces: Sequence[SpokenSpan], length: int) -> int:
-    """Return the index in ``text`` after the first ``length`` characters that are read aloud."""
+    """Return the index in ``text`` that is reached when ``length`` characters of its spoken form have been read."""
     end = 0
     for piece in pieces:
         if length < piece.length:
@@ -531,7 +538,7 @@ def _index_of(text: str, pieces: Sequence[SpokenSpan], length: int) -> int:
 
 
 def _whole_words(text: str, index: int) -> int:
-    """Return ``index``, or the beginning of the word that it cuts."""
+    """Return ``index``, or the beginning of the word if ``index`` is inside a word."""
     if index >= len(text):
         return len(text)
     end = index
@@ -549,12 +556,12 @@ def _whole_words(text: str, index: int) -> int:
 
 
 def _behind_marks(text: str, end: int) -> int:
-    """Return ``end``, or the index after the closing marks that directly follow it."""
+    """Return the index after the punctuation that directly follows ``end``; ``end`` if none does."""
     while end < len(text) and not text[end].isspace() and not text[end].isalnum():
         end += 1
     return end
 
 
 def _lowered(text: str) -> str:
-    """Return the text in lower case, character for character: "İ" alone has a lower case of another length."""
+    """Return the text in lower case with the same length, so that indices stay valid: "i" replaces "İ"."""
     return text.replace("İ", "i").lower()

@@ -48,7 +48,7 @@ class ByteBudget:
         self.used += size
 
     def charge(self, size: int) -> None:
-        """Add ``size`` bytes, whether there is room or not: for data that is held already, or must not be lost."""
+        """Add ``size`` bytes, even beyond the capacity: for data that is in memory already, or must not be lost."""
         self.used += size
 
     def give(self, size: int) -> None:
@@ -60,7 +60,10 @@ class ByteBudget:
         self.decoded += size
 
     def over_half(self, more: int = 0) -> bool:
-        """Return whether more than half of the server's capacity is used, with ``more``: the rest is for input."""
+        """Return whether more than half of the server's capacity would be used with ``more`` bytes.
+
+        The other half is reserved for input.
+        """
         return self.used + self.decoded + more > self.capacity // 2
 
 
@@ -131,7 +134,7 @@ class Reservation:
         self._size = 0
 
     def raise_to(self, size: int) -> None:
-        """Raise the reservation to ``size`` bytes if it is smaller. Raises whatever the room raises."""
+        """Increase the reservation to ``size`` bytes if it is smaller. Raises the errors of ``Room.take``."""
         if size > self._size:
             self._room.take(size - self._size)
             self._size = size
@@ -165,7 +168,7 @@ class Share:
         self.size = size
 
     def force(self, size: int) -> None:
-        """Set the reservation to ``size`` bytes, which are held already, whether there is room or not."""
+        """Set the reservation to ``size`` bytes, even beyond the capacity: the data is in memory already."""
         self.budget.charge(size - self.size)
         self.size = size
 
@@ -230,7 +233,7 @@ class DailyLimits:
 
 @dataclass(slots=True)
 class UsedToday:
-    """What a key has used in a day: tokens of input and output, and milliseconds of audio heard and spoken."""
+    """The use of a key in one day: tokens of input and output, and milliseconds of audio heard and spoken."""
 
     tokens: int = 0
     audio_ms: int = 0
@@ -265,7 +268,7 @@ class DailyUse:
     def reserve(self, key_name: str | None, now: float) -> None:
         """Reserve RESERVED_TOKENS and RESERVED_AUDIO_MS for a request that begins now.
 
-        Raises the error of ``refusal``, and reserves nothing, if the key may not have it.
+        If the key has reached a limit, raises the error that ``refusal`` returns, and reserves nothing.
         """
         if key_name is None or key_name not in self.limits:
             return
@@ -274,7 +277,7 @@ class DailyUse:
         self.running[key_name] += 1
 
     def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float, reserved: bool = False) -> None:
-        """Count the use of a request that has ended, and release its reservation if it is ``reserved``."""
+        """Count the use of a request that has ended. ``reserved``: release its reservation, too."""
         if key_name is None or key_name not in self.limits:
             return
         self._turn(now)
@@ -284,7 +287,10 @@ class DailyUse:
         self.changed()
 
     def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
-        """Return the error for a request of the key now; None if it may run. ``beside`` running ones do not count."""
+        """Return the error if a request of the key must not begin now; None if it may.
+
+        The reservations of ``beside`` of the running requests do not count.
+        """
         limits = self.limits.get(key_name)
         if limits is None:
             return None

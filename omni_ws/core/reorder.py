@@ -1,6 +1,6 @@
 """Buffers that restore an order: of chunks by number, of input by position, of RTP packets by number and time.
 
-``ReorderBuffer`` and ``OffsetBuffer`` do for chunks what RFC 9000 (2.2) does for the bytes of a stream: they wait for
+``ReorderBuffer`` and ``OffsetBuffer`` treat chunks as RFC 9000 (2.2) treats the bytes of a stream: they wait for
 missing chunks, and lose nothing. ``JitterBuffer`` waits for a short time only, and reports lost packets.
 """
 
@@ -40,9 +40,9 @@ class RequestOpened:
 
 
 class Diverted(Struct, frozen=True):
-    """The event that a chunk (None: a bare end of input) is in order, and not assigned to a request.
+    """The event that a chunk is next in order, and waits to be assigned to a request. None: a bare end of input.
 
-    The bytes of the chunk are held until it is admitted, or they are released.
+    The bytes of the chunk count as held until ``InputStream.admit`` takes the chunk, or the owner releases them.
     """
 
     chunk: InputChunk | None
@@ -50,14 +50,14 @@ class Diverted(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TextRefused:
-    """The event that text is not UTF-8. ``error`` names the chunk, of which all or the last character is dropped."""
+    """The event that text is not UTF-8. ``error`` names the chunk; all of it, or its last character, is dropped."""
 
     error: InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
 class InputRefused:
-    """The event that the open request's input exceeds the limit of its bytes. The rest of the input is discarded."""
+    """The event that the open request's input exceeds its limit in bytes. The rest of the input is discarded."""
 
     error: PayloadTooLarge
 
@@ -81,7 +81,7 @@ MAX_SEQUENCE_ID = 2**32 - 1
 
 
 class Arrival(Enum):
-    """The place of a sequence number relative to what has been released.
+    """The place of a sequence number relative to the items that have been released.
 
     - NEXT: the number that follows the last one released.
     - AHEAD: beyond a gap, inside the window.
@@ -151,7 +151,7 @@ class ReorderBuffer(Generic[T]):
         return [(number, item) for number, (item, _) in self._ahead.items() if number > sequence_id]
 
     def restore(self, next_sequence_id: int, statistics: ReorderStatistics) -> None:
-        """Continue another buffer. Then ``hold`` the items that waited there."""
+        """Set the next number and totals of a saved buffer. The caller then calls ``hold`` for each waiting item."""
         self.next_sequence_id, self.statistics = next_sequence_id, statistics
 
     def classify(self, sequence_id: int) -> Arrival:
@@ -165,13 +165,13 @@ class ReorderBuffer(Generic[T]):
         return Arrival.BEYOND_WINDOW
 
     def hold(self, sequence_id: int, item: T, *, now: float) -> None:
-        """Keep an item that is AHEAD until the gap before it is filled."""
+        """Keep an item whose number is AHEAD until the gap before it is filled."""
         if not self._ahead:
             self._gap_since = now
         self._ahead[sequence_id] = (item, now)
 
     def release(self, item: T, *, now: float) -> list[T]:
-        """Advance past the item that is NEXT, and return it with the waiting items that directly follow it."""
+        """Advance past the item whose number is NEXT, and return it with the waiting items that directly follow it."""
         self.next_sequence_id += 1
         if not self._ahead:
             return [item]
@@ -190,11 +190,11 @@ class ReorderBuffer(Generic[T]):
         return run
 
     def pass_over(self) -> None:
-        """Advance past the item that is NEXT, like ``release``, but for a buffer in which nothing waits."""
+        """Advance past the item whose number is NEXT, like ``release``, but for a buffer in which no item waits."""
         self.next_sequence_id += 1
 
     def discard(self) -> list[T]:
-        """Remove and return the waiting items, in order. The next number is then the one after the highest of them."""
+        """Remove and return the waiting items, in order. The number after the highest of them is then the next one."""
         if not self._ahead:
             return []
         dropped = [self._ahead[sequence_id][0] for sequence_id in sorted(self._ahead)]
@@ -230,7 +230,7 @@ class Piece:
 
 
 class SavedOffsets(Struct, kw_only=True):
-    """The contents of an OffsetBuffer, for serialisation. The waiting chunks have their offsets."""
+    """The contents of an OffsetBuffer, for serialisation. The waiting chunks include their offsets."""
 
     next_offset: int
     end: int | None
@@ -261,7 +261,7 @@ class OffsetBuffer:
 
     @property
     def complete(self) -> bool:
-        """Whether everything up to the end of the input has been passed on."""
+        """Whether the end of the input is known, and all of it has been passed on."""
         return self.end == self.next_offset
 
     @property
@@ -290,11 +290,12 @@ class OffsetBuffer:
     def receive(self, chunk: InputChunk, *, in_order: bool, hold: Callable[[int], None]) -> bool:
         """Add a chunk, whose content ``pass_on`` yields in order. Return whether all of its content had arrived before.
 
-        ``in_order``: the chunk is refused if it would have to wait. ``hold`` is called with the bytes to be kept.
+        ``in_order``: refuse the chunk if it would have to wait. ``hold`` is called with the number of bytes to be kept,
+        and may raise.
 
         Raises InvalidValue for another modality or unit than before, SessionConflict for input beyond the end,
-        OutOfOrder, ReorderWindowExceeded, and whatever ``hold`` raises. The buffer is unchanged then: the client may
-        send the chunk again.
+        OutOfOrder, and ReorderWindowExceeded. After any error the buffer is unchanged: the client may send the chunk
+        again.
         """
         kind_before = self._kind
         try:
@@ -314,7 +315,7 @@ class OffsetBuffer:
         return bool(piece.content) and not fresh
 
     def pass_on(self) -> Iterator[InputChunk]:
-        """Yield the waiting pieces that have no gap before them. Each is removed when the next one is asked for."""
+        """Yield the waiting pieces without a gap before them. If the caller raises, the latest piece still waits."""
         passed = 0
         for piece in self._waiting:
             if piece.start > self.next_offset:
@@ -346,7 +347,7 @@ class OffsetBuffer:
         )
 
     def restore(self, saved: SavedOffsets) -> int:
-        """Continue from the saved contents of another buffer. Return the bytes that wait."""
+        """Continue from the saved contents of another buffer. Return the number of bytes that wait."""
         self.next_offset, self.end, self._kind = saved.next_offset, saved.end, saved.kind
         for chunk in saved.waiting:
             if chunk.offset is None or chunk.offset.start < self.highest:
@@ -452,7 +453,7 @@ _TIMESTAMPS: Final = 1 << 32
 
 
 class PacketOutcome(StrEnum):
-    """What became of a packet."""
+    """The fate of a received or missing packet."""
 
     ON_TIME = "on_time"
     REORDERED = "reordered"
@@ -482,12 +483,12 @@ class JitterBuffer:
     monotonic time in seconds.
 
     The packets go to a recogniser and not to a loudspeaker, so no delay is needed to bridge pauses. A packet in order
-    passes at once; only a missing packet makes later ones wait, for as long as it may still be under way: four times
-    the jitter (RFC 3550, 6.4.1), within bounds.
+    passes immediately; only a missing packet makes later ones wait, for as long as it may still be under way: four
+    times the jitter (RFC 3550, 6.4.1), within bounds.
 
-    A sender may start a new stream at any time, with other numbers and time stamps. A new stream is told from late
-    packets by its source (SSRC), at once; or by the second packet in sequence after a jump of the numbers (RFC 3550,
-    A.1), unless the time stamps are those of late packets.
+    A sender may start a new stream at any time, with other numbers and time stamps. A packet with a new source (SSRC)
+    begins a new stream; so do two packets in sequence after a jump of the numbers (RFC 3550, A.1), unless their time
+    stamps are those of late packets.
     """
 
     def __init__(self) -> None:
@@ -545,11 +546,11 @@ class JitterBuffer:
         return passed + self._place(ahead, timestamp, payload, now)
 
     def get_timer(self) -> float | None:
-        """Return when the gap is to be passed over; None without a gap."""
+        """Return the time at which the missing packets are given up; None without a gap."""
         return None if self._gap_since is None else self._gap_since + self._wait
 
     def pass_over(self, now: float) -> list[MediaPacket]:
-        """Give up the missing packets if their time is over. Return the packets after them that are in order now."""
+        """Give up the missing packets if ``get_timer`` is due. Return the packets after them that are in order now."""
         due = self.get_timer()
         return [] if due is None or now < due else self._pass_gap(now)
 
@@ -569,7 +570,7 @@ class JitterBuffer:
         return passed
 
     def _restart(self, sequence: int, timestamp: int, payload: bytes, now: float) -> tuple[int, int, bytes] | None:
-        """Return the first packet of a new stream if this packet is the one that proves it; otherwise None."""
+        """Return the first packet of a new stream if this packet, the second one, proves the stream; otherwise None."""
         before, self._astray = self._astray, (sequence, timestamp, payload)
         if before is None or sequence != (before[0] + 1) % _SEQUENCES:
             self._astray_run = 1
@@ -640,7 +641,7 @@ class JitterBuffer:
         return self._take(now, lost)
 
     def take_counts(self) -> dict[PacketOutcome, int]:
-        """Return the number of packets by outcome, and count anew."""
+        """Return the number of packets by outcome, and reset the counts."""
         counts, self.counts = self.counts, {}
         return counts
 

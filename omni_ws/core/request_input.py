@@ -1,7 +1,7 @@
-"""RequestInput: the input of one request, from its first chunk to its end, with the decision when work on it starts.
+"""RequestInput: the input of one request, from its first chunk to its end.
 
-A StartPolicy decides that (``start_policy``). ``by_timestamp`` orders the chunks that arrived before the start,
-TimestampOrder those that arrive after it.
+A StartPolicy (``start_policy``) decides when work on the request starts. ``by_timestamp`` orders the chunks that
+arrived before the start, TimestampOrder those that arrive after it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Alignment(StrEnum):
 def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:
     """Return ``chunks`` sorted by ``timestamp_ms``.
 
-    The sort is stable. A chunk without a timestamp sorts as if it had that of the chunk before it, or 0.
+    The sort is stable. A chunk without a timestamp counts as having the timestamp of the chunk before it, or 0.
     """
     latest = 0
     keyed: list[tuple[int, InputChunk]] = []
@@ -62,7 +62,7 @@ class _Waiting:
     chunk: InputChunk | None = field(compare=False)
 
     def take(self) -> InputChunk:
-        """Remove and return the chunk, which passes now."""
+        """Remove and return the chunk, which no longer waits."""
         chunk, self.chunk = self.chunk, None
         assert chunk is not None
         return chunk
@@ -71,9 +71,9 @@ class _Waiting:
 class TimestampOrder:
     """Orders the chunks that arrive after the start of a request by ``timestamp_ms``.
 
-    A chunk waits until each other modality of the request has reached its timestamp less ``window_ms``, but at most for
-    ``window_ms`` of real time. Waiting chunks pass in the order of their timestamps. A chunk without a timestamp passes
-    at once.
+    A chunk with timestamp T waits until each other modality of the request has a chunk of at least T - ``window_ms``,
+    but at most for ``window_ms`` of real time. Waiting chunks pass in the order of their timestamps. A chunk without a
+    timestamp passes immediately.
 
     ``before`` are the chunks before the start. ``now`` is the time of any monotonic clock, in seconds.
     """
@@ -108,13 +108,13 @@ class TimestampOrder:
         return self._take_ready()
 
     def get_timer(self) -> float | None:
-        """Return when a chunk will have waited for long enough; None if none waits."""
+        """Return the time at which the first waiting chunk is due to pass; None if no chunk waits."""
         while self._by_arrival and self._by_arrival[0].chunk is None:
             self._by_arrival.popleft()
         return self._by_arrival[0].due if self._by_arrival else None
 
     def handle_timer(self, *, now: float) -> list[InputChunk]:
-        """Remove and return the chunks that have waited for long enough, and those that come before them."""
+        """Remove and return the chunks that are due by ``now``, and those with lower timestamps."""
         passed: list[InputChunk] = []
         while (due := self.get_timer()) is not None and now >= due:
             late = self._by_arrival[0]
@@ -273,17 +273,17 @@ class RequestInput:
 
     @property
     def buffered(self) -> tuple[InputChunk, ...]:
-        """The input before the start, while the request has not started."""
+        """The chunks that wait for the start; empty once the request has started."""
         return tuple(self._buffered)
 
     @property
     def only_results(self) -> bool:
-        """Whether the input so far consists of tool results alone."""
+        """Whether the input so far is tool results alone, and ``settings.results_wait`` is set."""
         received = self.received
         return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
     def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
-        """Add the next chunk in order, and return the events. Raises SessionConflict if the input has ended."""
+        """Add the next chunk in order; return the resulting events. Raises SessionConflict if the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
         if self.keeps_input:
@@ -323,7 +323,7 @@ class RequestInput:
             self._other_refs[chunk.sequence_id] = chunk.ref
 
     def ref_of(self, sequence_id: int | None) -> str | None:
-        """Return the name for an error about the chunk ``sequence_id``, or about the whole request if that is None."""
+        """Return the client's name to put into an error about the chunk ``sequence_id`` (None: the whole request)."""
         return self._other_refs.get(sequence_id, self.ref)
 
     def finish(
@@ -358,7 +358,7 @@ class RequestInput:
 
     @classmethod
     def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
-        """Return the input with a saved state, which had these settings."""
+        """Return the input whose state and settings were saved."""
         new = cls(settings)
         new._restore(saved)
         return new

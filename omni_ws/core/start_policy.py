@@ -1,4 +1,4 @@
-"""StartPolicy: decides by the input so far, which InputSummary sums up, when work on a request starts."""
+"""StartPolicy: decides when work on a request starts, from the totals of its input so far (InputSummary)."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class InputSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPolicy:
-    """Decides when work on a request starts: as soon as any of the minimums that are set is reached.
+    """Decides when work on a request starts: as soon as the input reaches any minimum that is set.
 
     ``min_video_frames`` counts images and video chunks alike. With a ``modality`` the request starts at the first
-    complete part of that modality instead: one that a part of another modality follows. As input of a single modality
-    never completes a part, ``min_audio_ms`` sets the length at which a part of audio is complete.
+    complete part of that modality instead. A part is complete when a part of another modality follows it. As input of a
+    single modality never completes a part, ``min_audio_ms`` sets the length at which a part of audio is complete.
 
     ``should_start`` is called after each accepted chunk until it returns True; a request whose policy never fires
     starts at the end of its input. ``trigger`` is the reason that clients are given for a start by the policy.

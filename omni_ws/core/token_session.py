@@ -43,8 +43,8 @@ class TokenImage:
 class TokenSession:
     """The token list of a session.
 
-    An append takes effect at once, but stays pending until it is committed: the engine may still refuse it, and
-    ``rollback`` then restores the list, including what a truncating append cut off.
+    An append changes the list immediately, but stays pending until it is committed: the engine may still refuse it, and
+    ``rollback`` then restores the list, with the tokens that a truncating append cut off.
 
     ``max_length`` is the most tokens that the list may have, ``vocabulary`` the number of token IDs, ``vision`` None
     for models without images.
@@ -188,7 +188,7 @@ class TokenSession:
 
 
 class TokenRanges:
-    """A set of token positions: the union of ranges [start, end), which may overlap, touch or be empty.
+    """A set of token positions, given as ranges [start, end), which may overlap, touch or be empty.
 
     Raises InvalidValue, naming ``param`` and the index of the range, for a range that ends before its start.
     """

@@ -68,7 +68,7 @@ _BRIGHT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What is known of an image without a model.
+    """Facts about an image, measured without a model.
 
     ``brightness`` is from 0.0 (black) to 1.0 (white); ``dominant_colour`` is one of ``COLOUR_NAMES``.
     """
@@ -130,7 +130,7 @@ def _source_bytes(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> Pixels:
-    """Convert to upright RGB, strip by strip: converting the whole image would take its size again for each step."""
+    """Convert an image to upright RGB, strip by strip, so that no step needs a second copy of the whole image."""
     image.load()
     orientation = image.getexif().get(_ORIENTATION, 1)
     size = (image.width, image.height) if orientation in _SWAPPING else (image.height, image.width)
@@ -185,10 +185,10 @@ def _starts(length: int, side: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Limits on the pixels of images and frames, and on the frames of a video, for a model; None for no limit.
+    """A model's limits on the pixels of an image or a video frame, and on the frames of a video; None for no limit.
 
-    Images outside their limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum over all
-    frames of a video and takes precedence over ``video_min_pixels``.
+    Images and frames outside the limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum
+    over all frames of a video and takes precedence over ``video_min_pixels``.
     """
 
     image_min_pixels: int | None = None
@@ -202,7 +202,7 @@ class MediaLimits:
 
     @property
     def select_frames(self) -> bool:
-        """Whether frames can only be selected and scaled when the whole video is known; see FrameSelection."""
+        """Whether a limit concerns the video as a whole, so that a FrameSelection must select and scale its frames."""
         return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
 
     def fit_image(self, pixels: Pixels) -> Pixels:

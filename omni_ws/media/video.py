@@ -170,9 +170,9 @@ class VideoDecoder:
         )
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
-        """Count frames, raise for too many, and drop single images that exceed the frame rate.
+        """Yield ``frames`` without the single images that exceed the frame rate; raise UnsupportedFormat for too many.
 
-        Frames of a container that exceed it were dropped already, before their pixels were converted.
+        The frames of a container that exceed the frame rate were dropped before, without converting their pixels.
         """
         try:
             for frame in frames:
@@ -279,8 +279,8 @@ class FrameSelection:
     """Selects frames under limits on their number and total size, evenly spread over a video.
 
     The length of the video is known only at its end, so frames are kept until then, but at most ``2 *
-    video_max_frames``: beyond that every other frame is dropped, of those kept and of those that follow, so that the
-    distance between them doubles.
+    video_max_frames``: each time this number is exceeded, every other kept frame is dropped, and only half as many of
+    the following frames are kept.
 
     The pixels of added frames are charged to ``room``. Those of dropped frames are released; those of selected frames
     remain charged, for the caller to release.
@@ -360,7 +360,7 @@ _MUCH_MOTION = 12.0
 
 
 class Motion(StrEnum):
-    """How much a video moves."""
+    """The amount of motion in a video."""
 
     STILL = "nothing moves"
     SOME = "there is some motion"
@@ -369,7 +369,7 @@ class Motion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What is known of a video without a model.
+    """Facts about a video, measured without a model.
 
     ``duration_ms`` is the time from the first frame to the last; ``dominant_colour`` is that of the average frame.
     """

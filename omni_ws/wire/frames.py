@@ -32,7 +32,7 @@ MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
 class AcceptedFields(Struct, frozen=True, kw_only=True):
-    """The fields that a chunk may have beside its number; at most one of ``payload`` and ``text``."""
+    """The fields that a chunk may have besides its number; at most one of ``payload`` and ``text``."""
 
     modality: Modality | None = None
     payload: bytes | None = None
@@ -49,8 +49,9 @@ class AcceptedFields(Struct, frozen=True, kw_only=True):
 class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
     """The fields of a chunk, and the names that other APIs use for its content, which must be absent or null.
 
-    These names are refused so that a client that is written for another API does not silently lose its input; their
-    type, None, enforces that. They come last, because the decoder looks for a name in the order of the fields.
+    The names of other APIs are refused so that a client that is written for one of these does not silently lose its
+    input; their type, None, makes the decoder refuse them. They come last, because the decoder looks for a name in the
+    order of the fields.
     """
 
     url: None = None
@@ -205,7 +206,7 @@ class ConfigPatch(Struct, frozen=True):
 
 
 class RefusedChunk(Struct, frozen=True):
-    """An invalid input chunk with a valid number: the number counts as used."""
+    """An invalid input chunk with a valid number. The number counts as used: no gap is left."""
 
     sequence_id: int
     error: InvalidRequest
@@ -251,8 +252,8 @@ def max_frame_bytes(max_chunk_bytes: int) -> int:
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """Decode a client's text frame.
 
-    msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to find out what
-    is wrong with it.
+    msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to find the cause
+    of the failure.
 
     Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; and UnicodeDecodeError, which each transport
     reports in its own way.
@@ -288,7 +289,7 @@ def to_chunk(
 ) -> InputChunk:
     """Convert the fields to a chunk.
 
-    Raises InvalidValue for contradictory fields, and UnsupportedParameter for fields that are refused by name.
+    Raises InvalidValue for contradictory fields, and UnsupportedParameter for a name that other APIs use for content.
     """
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
@@ -350,7 +351,7 @@ def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_
 def nested_deeper(value: Any, levels: int) -> bool:
     """Return whether arrays and objects are nested more than ``levels`` deep.
 
-    Some values of a client are sent back to it, and encoding may exhaust the stack where decoding did not.
+    Some values are sent back to the client, and encoding a nested value may exhaust the stack where decoding did not.
     """
     if isinstance(value, dict):
         value = value.values()
@@ -375,7 +376,7 @@ def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAG
 
 
 def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) -> RefusedChunk:
-    """Find out what is wrong with a frame that did not decode: return a RefusedChunk, or raise the error."""
+    """Find the error of a frame that did not decode: return a RefusedChunk, or raise the error."""
     parsed = loads_object(data)
     kind = parsed.get("type")
     if not isinstance(kind, str):

@@ -1,6 +1,6 @@
-"""Structs of OpenAI's Live sessions: the object ``session`` of ``session.start``, and what it means here.
+"""Structs of OpenAI's Live sessions: the object ``session`` of ``session.start``, and its ``session_config``.
 
-They are strict: a field that OpenAI does not have is refused by its name, as there.
+The structs are strict: as in OpenAI's API, an unknown field is refused by name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,21 @@ _RESPONSE_EVENT: Final = "response.event"
 
 
 class ServerEventSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A type of server events; of ``response.event``, those with this event of the Responses API in them."""
+    """A type of server events that the page may receive.
+
+    ``response_event`` is set for the type ``response.event`` only: it selects the events that contain this event of the
+    Responses API.
+    """
 
     type: _Kind
     response_event: _Kind | None = None
 
 
 class DataChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The object ``client.data_channel`` of a session over WebRTC: ``all``, which is the default, or lists of types."""
+    """The object ``client.data_channel`` of a session over WebRTC: which events the page may send and receive.
+
+    Each field is ``all``, the default, or a list.
+    """
 
     allowed_client_events: Literal["all"] | Annotated[list[_Kind], Meta(max_length=MAX_PERMITTED)] | None = None
     allowed_server_events: (
@@ -40,7 +47,7 @@ class DataChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ) = None
 
     def check(self) -> None:
-        """Raise InvalidValue for a selector that lacks a ``response_event``, or may not have one."""
+        """Raise InvalidValue for a selector that lacks a ``response_event``, or must not have one."""
         for selector in self._selectors or ():
             if (selector.type == _RESPONSE_EVENT) is (selector.response_event is None):
                 place = "session.client.data_channel.allowed_server_events"
@@ -52,7 +59,7 @@ class DataChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def restricted(self) -> bool:
-        """Whether there is anything that the page may not send or be sent."""
+        """Whether there are events that the page must not send, or does not receive."""
         return self._selectors is not None or isinstance(self.allowed_client_events, list)
 
     def may_send(self, kind: str) -> bool:
@@ -60,7 +67,7 @@ class DataChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return not isinstance(self.allowed_client_events, list) or kind in self.allowed_client_events
 
     def may_get(self, event: Mapping[str, Any]) -> bool:
-        """Return whether the page is sent this event of the server."""
+        """Return whether the page may receive this event of the server."""
         selectors = self._selectors
         if selectors is None:
             return True
@@ -124,7 +131,7 @@ class LiveOutput(_Strict, frozen=True, kw_only=True):
 
 
 class LiveAudio(_Strict, frozen=True, kw_only=True):
-    """The object ``audio``. The format is one for both directions; only a WebSocket may set it."""
+    """The object ``audio``. ``format`` applies to both directions; only a session over WebSocket may set it."""
 
     format: Pcm | Pcmu | Pcma | None = None
     output: LiveOutput | None = None
@@ -179,13 +186,13 @@ _ROLES: Final[Mapping[type[InitialItem], str]] = {DeveloperItem: "system", UserI
 
 
 class ClientDelegation(_Strict, frozen=True, kw_only=True, tag="client"):
-    """The application does the work that the model hands over."""
+    """A ``delegation`` to the client: the application does the work that the voice model hands over."""
 
     acknowledgement_delay_ms: _Delay | None = None
 
 
 class ResponsesConfig(_Strict, frozen=True, kw_only=True):
-    """The object ``responses``: the second model, which does the work. An update sets only what it changes."""
+    """The object ``responses``: the settings of the second model. An update has only the fields that change."""
 
     model: _Name | None = None
     instructions: str | None = None
@@ -199,14 +206,14 @@ class ResponsesConfig(_Strict, frozen=True, kw_only=True):
 
 
 class ResponsesDelegation(_Strict, frozen=True, kw_only=True, tag="responses"):
-    """A second model in this server does the work."""
+    """A ``delegation`` to a second model in this server, which does the work that the voice model hands over."""
 
     responses: ResponsesConfig | None = None
     acknowledgement_delay_ms: _Delay | None = None
 
 
 class DecisionsDelegation(_Strict, frozen=True, kw_only=True, tag="decisions"):
-    """A decision model answers questions about the talk. Not offered here."""
+    """A ``delegation`` to a decision model, which answers questions about the conversation. Not offered here."""
 
     decisions: dict[str, Any] | None = None
     acknowledgement_delay_ms: _Delay | None = None
@@ -223,7 +230,7 @@ class LiveUpdate(_Strict, frozen=True, kw_only=True):
 
 
 class MediaStart(LiveUpdate, frozen=True, kw_only=True):
-    """The object ``session`` of a session over WebRTC, whose media have a format of their own."""
+    """The object ``session`` of a ``session.start``, or of a session over WebRTC, where the format is negotiated."""
 
     model: _Name
     instructions: str | None = None
@@ -237,7 +244,7 @@ class MediaStart(LiveUpdate, frozen=True, kw_only=True):
 
     @property
     def voice(self) -> str | None:
-        """The name of the voice; None for the server's."""
+        """The name of the voice; None for the server's default voice."""
         voice = self.audio.output.voice if self.audio and self.audio.output else None
         return voice.id if isinstance(voice, CustomVoice) else voice
 
@@ -253,7 +260,7 @@ class MediaStart(LiveUpdate, frozen=True, kw_only=True):
 
 
 class ForkStart(_Strict, frozen=True, kw_only=True):
-    """The object ``session`` of a fork: what it has in place of the stored session's own."""
+    """The object ``session`` of a fork: fields that replace those of the stored session."""
 
     audio: LiveAudio | None = None
     delegation: Delegation | None = None
@@ -269,7 +276,7 @@ _FIXED: Final = frozenset(MediaStart.__struct_fields__) - frozenset(LiveUpdate._
 def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
     """Parse and check the object ``session`` of a ``session.start`` or, with ``media``, of a session over WebRTC.
 
-    Raises an InvalidRequest that names the field, for what is wrong and for what is not offered here.
+    Raises an InvalidRequest that names the field, for invalid values and for features that are not offered here.
     """
     for name in () if media else _MEDIA_ONLY:
         if name in fields:
@@ -298,7 +305,7 @@ def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
 
 
 def read_fork(fields: Mapping[str, Any], stored: MediaStart, *, media: bool = False) -> MediaStart:
-    """Return the session that begins as ``stored``, with the overrides of a fork. Raises as ``read_start`` does."""
+    """Return the session ``stored`` with the fields that a fork replaces. Raises as ``read_start`` does."""
     fork = strict(fields, ForkStart, "session")
     if fork.audio is not None and fork.audio.output is not None:
         raise _unknown("session.audio.output")
@@ -339,7 +346,7 @@ def read_update(fields: Mapping[str, Any]) -> LiveUpdate:
 
 
 def immutable(param: str) -> RealtimeRefusal:
-    """Return the error for a field that no ``session.update`` changes."""
+    """Return the error for a field that a ``session.update`` must not change."""
     return RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
 
 
@@ -384,14 +391,14 @@ def invalid_audio(message: str) -> RealtimeRefusal:
 
 
 def audio_of(given: Pcm | Pcmu | Pcma) -> AudioFormat:
-    """Return the format as the server names it."""
+    """Convert a format of the Live API to an AudioFormat."""
     if isinstance(given, Pcm):
         return AudioFormat(AudioEncoding.PCM16, given.rate)
     return AudioFormat(AudioEncoding.PCMU if isinstance(given, Pcmu) else AudioEncoding.PCMA, given.rate)
 
 
 def live_config(start: MediaStart, *, turn_detection: str, tools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ``session_config`` of a session, without its instructions. ``turn_detection`` is the kind."""
+    """Return the ``session_config`` of a session, without its instructions. ``turn_detection`` is its ``type``."""
     audio = audio_of(start.format)
     given = {"format": audio.encoding.value, "sample_rate": audio.sample_rate}
     ducks = audio.encoding is not AudioEncoding.PCMA  # which the server lowers for no client
@@ -408,7 +415,7 @@ def live_config(start: MediaStart, *, turn_detection: str, tools: Iterable[Mappi
 
 
 def session_resource(start: MediaStart, *, session_id: str, expires_at: int, voice: str | None) -> dict[str, Any]:
-    """Return the whole configuration as the client sees it, with the values in effect; ``voice`` is the one in use."""
+    """Return the session object that the client sees, with the values in effect; ``voice`` is the voice in use."""
     shown: dict[str, Any] = msgspec.to_builtins(start)
     output = {"voice": voice or "default"}
     return {
@@ -429,8 +436,10 @@ _MISSING: Final = "Object missing required field"
 
 
 def strict(value: Any, kind: type[Kind], place: str) -> Kind:
-    """Convert ``value`` to ``kind``. Raises with OpenAI's codes: unknown_parameter, missing_required_parameter, or
-    invalid_value; ``place`` is the path of the value."""
+    """Convert ``value`` to the struct ``kind``; ``place`` is the path of the value, for errors.
+
+    Raises RealtimeRefusal with OpenAI's code unknown_parameter or missing_required_parameter, or InvalidValue.
+    """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What the request bodies of all OpenAI-compatible routes share: fields, options, tools, media."""
+"""The common parts of the request bodies of all OpenAI-compatible routes: fields, options, tools, media."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """OpenAI's ``stream_options``, and ``include_times``: whether the answer has the times of its steps."""
+    """OpenAI's ``stream_options``, with our ``include_times``: whether the answer includes the times of its steps."""
 
     include_usage: bool | None = None
     include_times: bool | None = None
@@ -64,9 +64,9 @@ class CommonBody(Struct, frozen=True, kw_only=True):
 
 
 def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
-    """Return whether a stream reports usage in a chunk of its own, and whether it does so on its final chunk.
+    """Return whether a stream reports usage in a chunk of its own, and whether on its final chunk.
 
-    The former is OpenAI's way, for clients that set ``include_usage``; the latter is the default for other clients.
+    A chunk of its own is OpenAI's way, for clients that set ``include_usage``; other clients get it on the final chunk.
     """
     wanted = None if options is None else options.include_usage
     if wanted is False:
@@ -77,7 +77,7 @@ def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) 
 
 
 def wants_times(options: StreamOptions | None) -> bool:
-    """Return whether the answer is to have the times of its steps."""
+    """Return whether the answer is to include the times of its steps."""
     return options is not None and options.include_times is True
 
 
@@ -93,9 +93,9 @@ _ROOT: Final = re.compile(r"[^.\[]*")
 class ConfigurationPatch:
     """The ``session_config`` fields that the body of one request sets.
 
-    ``fields`` are in the form of ``session_config``; ``names`` maps their paths to the names in the body, if these
-    differ. ``sent`` are the names of all fields of the body. ``input`` is the name of the field that contains the
-    input; None if chunks bring the input.
+    ``fields`` are in the form of ``session_config``; ``names`` maps their paths, if the body has other names for them,
+    to these names. ``sent`` are the names of all fields of the body. ``input`` is the name of the field that contains
+    the input; None if chunks bring the input.
     """
 
     fields: dict[str, Any]
@@ -120,7 +120,10 @@ class ConfigurationPatch:
 
 
 def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise UnsupportedParameter for the first of the ``unavailable`` fields whose value is not a harmless one."""
+    """Raise UnsupportedParameter for the first of the ``unavailable`` fields that is set to more than a harmless value.
+
+    ``unavailable`` maps the names of the fields to their harmless values; null is always harmless.
+    """
     for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
@@ -128,7 +131,7 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
 
 
 def configuration_patch(body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None) -> ConfigurationPatch:
-    """Return the ``session_config`` fields of a body, from its fields of this name and from OpenAI's top-level ones.
+    """Return the ``session_config`` fields of a body, given by our names or as OpenAI's top-level fields.
 
     ``input_field`` is the field that contains the input; None if chunks bring the input.
     """
@@ -157,7 +160,7 @@ def configuration_patch(body: Mapping[str, Any], fields: CommonBody, *, input_fi
 
 
 def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object under ``name``, or an empty one. Raises InvalidValue for others."""
+    """Return the object in the field ``name``, empty if the field is absent or null. Raises InvalidValue."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise InvalidValue(f"{name} must be an object", param=name)
@@ -346,7 +349,7 @@ class FunctionBody(Struct, frozen=True, kw_only=True):
 
 
 class ToolBody(Struct, frozen=True, kw_only=True):
-    """A tool of OpenAI's ``tools``. ``async`` is an extension: the talk goes on while the tool works."""
+    """A tool of OpenAI's ``tools``. ``async`` is an extension: the conversation continues while the tool works."""
 
     type: Literal["function"]
     function: FunctionBody
@@ -442,7 +445,7 @@ class MediaUrl:
     def chunk(self, data: bytes, media_type: str) -> InputChunk:
         """Return the input chunk with the content of the URL.
 
-        ``media_type`` is that of the response, or "" if unknown; then the suffix of the URL's path decides. Raises
+        ``media_type`` is the media type of the HTTP response; if it is "", the suffix of the URL's path decides. Raises
         UnsupportedFormat.
         """
         kind = media_type.strip().lower()
@@ -473,7 +476,7 @@ def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
 
 
 def audio_encoding(name: str, param: str) -> AudioEncoding:
-    """Return the encoding for OpenAI's name of an audio format, or the server's. Raises UnsupportedFormat."""
+    """Return the encoding for a name of an audio format, OpenAI's or the server's. Raises UnsupportedFormat."""
     try:
         return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
     except ValueError:
@@ -514,7 +517,7 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
 
 
 def _data_url(rest: str, modality: Modality, where: str) -> InputChunk:
-    """Return the content of a ``data:`` URL, of which ``rest`` is the part after the scheme."""
+    """Return the content of a ``data:`` URL. ``rest`` is the URL without the scheme."""
     head, comma, data = rest.partition("#")[0].partition(",")
     if not comma:
         raise InvalidValue("a data: URL must have a comma before its data", param=where)

@@ -93,8 +93,8 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
 class ChatRequest:
     """A parsed chat body.
 
-    ``input`` has the media and the content of the last message, in order. ``stream`` is None if the body does not set
-    it. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
+    ``input`` has the media and the content of the last message, in order. ``stream`` is None if the body has no such
+    field. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
     """
 
     patch: ConfigurationPatch
@@ -120,7 +120,7 @@ def chat_wants_events(body: Mapping[str, Any]) -> bool:
 
 
 def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
-    """Parse a chat body. With ``input_follows`` all its messages are history, and chunks bring the input.
+    """Parse a chat body. ``input_follows``: all its messages are history, and later chunks bring the input.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
@@ -188,7 +188,7 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
 
 
 def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Messages, *, input_follows: bool) -> None:
-    """Raise an error for media that do not belong to a message of the user in this body."""
+    """Raise an error for media fields if the input follows, or if the last message is not the user's."""
     if not media:
         return
     first = media[0]
@@ -204,9 +204,10 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
 def _set_output_format(
     patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
 ) -> str:
-    """Set and return the audio format: ``wanted``, or else that of ``output_audio``, or else ``default``.
+    """Set the format of ``output_audio`` in ``patch`` and return it.
 
-    ``param`` is the name of the body's field that has ``wanted``.
+    It is ``wanted``, or else the format in the body's ``output_audio``, or else ``default``. ``param`` is the name of
+    the body's field with ``wanted``, for errors.
     """
     group = object_field(body, "output_audio")
     if wanted is not None:
@@ -230,9 +231,9 @@ _MAX_AUDIO_ID_CHARACTERS: Final = 256
 class HistoryMessage:
     """One message of the history, before the input.
 
-    ``parts`` are its parts, unless it is ``text`` alone. ``audio_id`` names the spoken answer that an assistant message
-    repeats. ``tool_calls`` are the calls that an assistant message makes, ``tool_call_id`` the call that a tool message
-    answers. ``place`` is the JSON path of the message.
+    A message has either ``text`` or, if it has more than text, ``parts``. ``audio_id`` is the id of the earlier spoken
+    answer for which an assistant message stands. ``tool_calls`` are the calls that an assistant message makes,
+    ``tool_call_id`` the call that a tool message answers. ``place`` is the JSON path of the message.
     """
 
     role: str
@@ -247,12 +248,12 @@ class HistoryMessage:
 class Messages:
     """The messages of a chat body: instructions, history, and the input.
 
-    The input is the content of the last message or, if the messages end with tool results, all of these. ``role`` is
-    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
-    path of that role if it is not ``user``, ``tools_at`` the path of the first field that requires an engine with
-    tools.
+    The input is the content of the last message or, if the messages end with tool results, all of these results.
+    ``role`` is the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at``
+    is the JSON path of that role if it is not ``user``; ``tools_at`` is the path of the first field that requires an
+    engine with tools.
 
-    With ``input_follows`` all messages are history, and chunks bring the input. Raises InvalidValue,
+    ``input_follows``: all messages are history, and later chunks bring the input. Raises InvalidValue,
     UnsupportedParameter or UnsupportedFormat, naming the JSON path.
     """
 
@@ -297,7 +298,7 @@ class Messages:
                 raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
 
     def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
-        """Read a last message that is not the user's: text that the assistant is to continue, or instructions only."""
+        """Read a last message that is not the user's: an answer for the model to continue, or instructions."""
         if message.get("tool_calls"):
             raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
         self.role = "assistant" if message.get("role") == "assistant" else "system"
@@ -371,7 +372,7 @@ def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
-    """Return the text of an earlier message and no parts or, if it has more than text, "" and its parts."""
+    """Return an earlier message's text and no parts; or, if the message has more than text, "" and its parts."""
     parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
     if all(map(_is_text, parts)):
         return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
@@ -394,10 +395,7 @@ def _audio_id(audio: Any, place: str) -> str | None:
 
 
 def _text(content: Any, place: str) -> str:
-    """Return the text of a message that may have nothing but text.
-
-    Raises UnsupportedParameter for other content, which would otherwise be lost.
-    """
+    """Return the text of a message that must be text only. Raises UnsupportedParameter for other content."""
     texts: list[str] = []
     for part, where in _parts(content, place):
         if part.get("type") not in ("text", "input_text", "output_text"):
@@ -469,7 +467,7 @@ class SpeechDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
-    """A parsed speech body. ``text`` is None if chunks bring it; ``response_format`` is as the client named it."""
+    """A parsed speech body. ``text`` is None if chunks bring it; ``response_format`` is as the client wrote it."""
 
     patch: ConfigurationPatch
     text: str | None
@@ -611,7 +609,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
-    """Return each prompt with its JSON path. A list of numbers is one prompt of token IDs."""
+    """Return pairs of a JSON path and the prompt there. A list of numbers is one prompt of token IDs."""
     if not prompt and prompt != "":
         raise InvalidValue("prompt must be a string, a list of token ids, or a list of either", param="prompt")
     if isinstance(prompt, str) or _is_number(prompt[0]):
@@ -681,8 +679,8 @@ class TranscriptionBody(Struct, frozen=True, kw_only=True):
 class TranscriptionRequest:
     """A parsed transcription body.
 
-    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None if the body does not set
-    it.
+    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None if the body has no such
+    field.
     """
 
     patch: ConfigurationPatch
@@ -717,7 +715,7 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
-    """Parse a transcription body. ``input_field`` is the field that contains the audio; None if chunks bring it.
+    """Parse a transcription body. ``input_field`` is the field with the audio; None if chunks bring the audio.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
@@ -752,7 +750,7 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. Its first bytes decide the format, or else its type, or else its name.
+    """Return the chunk for an uploaded file. The format is known by the first bytes, else the type, else the name.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
@@ -801,9 +799,9 @@ SUMMARY: Final = "summary"
 
 
 def read_history_items(items: Any) -> tuple[Messages, str]:
-    """Return the messages of a client, and its summary of what was said before them; empty if there is none.
+    """Parse ``history_items``. Return the messages, and the summary of the conversation before them, or "".
 
-    Raises InvalidValue and UnsupportedParameter, which name the place of the error.
+    Raises InvalidValue and UnsupportedParameter, naming the JSON path.
     """
     if not isinstance(items, list):
         raise InvalidValue("history_items must be a list of messages", param=FIELD)
@@ -825,12 +823,12 @@ def read_history_items(items: Any) -> tuple[Messages, str]:
 
 
 def placed(param: str | None) -> str | None:
-    """Return the place of an error in ``history_items`` for one in the ``messages`` of a chat body."""
+    """Translate an error's JSON path: ``messages[0].role`` of a chat body to ``history_items[0].role``."""
     return None if param is None else FIELD + param.removeprefix("messages")
 
 
 def told_items(messages: Iterable[Message], summary: str) -> HistoryItemsFrame:
-    """Return the reply to a ``history_get``. The oldest messages are left out if a session would not take them all."""
+    """Return the reply to a ``history_get``, without the oldest messages if they exceed the limits of history_items."""
     items = [HistoryItemFields(role=SUMMARY, content=summary)] if summary else []
     found: list[HistoryItemFields] = []
     size = sum(map(_size, items)) + 1
@@ -864,7 +862,7 @@ def _size(item: HistoryItemFields) -> int:
 
 
 def _summary(item: Any) -> str:
-    """Return the text of the first item if it is a summary; else an empty one. Raises InvalidValue."""
+    """Return the text of ``item``, the first one, if it is a summary; otherwise "". Raises InvalidValue."""
     if not isinstance(item, dict) or item.get("role") != SUMMARY:
         return ""
     if unknown := sorted(item.keys() - {"role", "content"}):

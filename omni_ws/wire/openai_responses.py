@@ -1,7 +1,7 @@
 """Responses of chat, speech, completions and transcriptions.
 
-Pure: they take the outputs of a session and return JSON objects, in the order in which they are sent. Each route has a
-class for a stream, and one that accumulates a whole response.
+No I/O: the classes take the outputs of a session and return JSON objects, in the order in which these are sent. Each
+route has a class for a stream, and one that accumulates a whole response.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ AUDIO_EXPIRES_SEC: Final = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseOptions:
-    """What the response to a chat or a completion request contains, besides the answers.
+    """The contents of the response to a chat or a completion request, besides the answers.
 
-    ``choices`` is their number, over all prompts together. ``created`` is in seconds of Unix time. ``include_usage``
-    adds a chunk with the usage after the final ones, ``usage_on_final_chunk`` puts the usage on the last of these.
-    ``include_times`` puts the times of the answer's steps there, or in the whole response.
-    ``input_transcript`` includes the recognised text of the input.
+    ``choices`` is the number of answers, over all prompts together. ``created`` is in seconds of Unix time.
+    ``include_usage`` adds a chunk with the usage after the final chunks of all choices; ``usage_on_final_chunk`` puts
+    the usage on the last of these final chunks. ``include_times`` puts the times of the answer's steps on the last
+    final chunk, or into the whole response. ``input_transcript`` includes the recognised text of the input.
     """
 
     completion_id: str
@@ -61,7 +61,7 @@ class ResponseOptions:
     logprobs: bool = False
 
     def object(self, kind: str, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-        """Return a whole response, or a chunk of one."""
+        """Return the JSON object of a whole response, or of a chunk; ``kind`` is its field ``object``."""
         head = {"id": self.completion_id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **extra}
 
@@ -85,7 +85,7 @@ class ChatStream:
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
-        """Return the chunks for an output, each as an object or as its JSON."""
+        """Return the chunks for an output, each as a JSON object or as its encoded bytes."""
         if self._role_sent and chunk.modality is OutputModality.TEXT and not self._options.wants_audio:
             return (self._content(chunk),) if self._options.wants_text else ()
         return self._outputs(chunk)
@@ -166,9 +166,9 @@ class ChatStream:
 
 
 def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
-    """Yield a delta with the ID, the name and empty arguments, and then one with the arguments.
+    """Yield a delta with the ID, the name and empty arguments, and then a delta with the arguments.
 
-    SDKs concatenate the strings of all deltas, so ID and name may occur only once.
+    SDKs concatenate the strings of all deltas, so ID and name must occur only once.
     """
     if call.id is not None or call.name is not None:
         head: dict[str, Any] = {"index": call.index}
@@ -262,7 +262,7 @@ class ChatCompletion:
                 self._language = self._language if chunk.hearing is None else heard_language(chunk.hearing)
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
-        """Return the response. ``audio`` replaces the accumulated audio: a file whose header has the true length."""
+        """Return the response. ``audio``, a file whose header has the true length, replaces the accumulated audio."""
         options = self._options
         reasons = finish_reasons(chunk, options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
@@ -327,14 +327,14 @@ class Base64Stream:
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
-    """Return the ``input_transcript`` of a chunk for a transcript of the input."""
+    """Return the field ``input_transcript`` for a transcript of the input."""
     language = heard_language(chunk.hearing)
     told = {} if language is None else {"language": language}
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms, **told}
 
 
 def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return the ``logprobs`` of a choice."""
+    """Return the field ``logprobs`` of a chat choice."""
     content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
     return {"content": content, "refusal": None}
 
@@ -352,7 +352,7 @@ def audio_id(options: ResponseOptions) -> str:
 
 
 class _Unsent:
-    """The text of one choice that has not been sent, with the ``logprobs`` of its tokens."""
+    """The text of one choice that is still to be sent, with the ``logprobs`` of its tokens."""
 
     def __init__(self) -> None:
         #: The index in the text of the choice, in characters, at which the next token begins. A character may span
@@ -383,7 +383,7 @@ class _Unsent:
             self._offset += len(self._utf8.decode(token.data))
 
     def take(self) -> tuple[str, dict[str, list[Any]]]:
-        """Return the text and its ``logprobs``, and start anew."""
+        """Remove and return the text and its ``logprobs``."""
         text, logprobs = self.text, self._logprobs
         self._begin()
         return text, logprobs
@@ -392,8 +392,8 @@ class _Unsent:
 class Completion:
     """Encodes a completion: a stream with ``output`` and ``final``, or a whole response with ``add`` and ``whole``.
 
-    A stream sends the text of each output only with the next output, so that the last text of a choice can carry the
-    finish reason: no empty chunk is sent for it.
+    In a stream, the text of each output waits for the next output, so that the chunk with the last text of a choice can
+    also have the finish reason, and no empty chunk is needed.
     """
 
     def __init__(self, options: ResponseOptions) -> None:
@@ -401,7 +401,7 @@ class Completion:
         self._unsent = [_Unsent() for _ in range(options.choices)]
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Hold back the text of this output; yield the chunk with the text that was held back before, if any."""
+        """Keep the text of this output; yield a chunk with the text of the output before, if there is any."""
         if chunk.modality is not OutputModality.TEXT:
             return
         if chunk.text and self._unsent[chunk.choice].text:
@@ -431,7 +431,7 @@ class Completion:
         return self._object(choices, **_extra(chunk, self._options, usage_object(chunk.usage), whole=True))
 
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
-        """Return the object of a choice with its text that was not sent yet."""
+        """Return the object of a choice with its text that is still to be sent."""
         text, logprobs = self._unsent[index].take()
         return {
             "index": index,
@@ -471,7 +471,7 @@ class SpeechEvents:
 class SpeechChunks:
     """Encodes speech as ``audio.speech.chunk`` objects (``stream: true``); the stream ends with [DONE].
 
-    ``piece`` converts the audio of an output to the content of its event, for example to bytes of a file format.
+    ``piece`` converts the audio of an output to the content of its event, for example to part of a file.
     """
 
     def __init__(
@@ -509,8 +509,8 @@ class SpeechChunks:
 class Transcription:
     """Accumulates a transcription. Its text is the engine's answer; its times are those of the transcript's words.
 
-    ``language`` is the English name of the language that ``verbose_json`` reports if the recogniser has detected none;
-    None if unknown.
+    ``language`` is the English name of a language: ``verbose_json`` reports it if the recogniser detects none. None if
+    unknown.
     """
 
     def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool) -> None:
@@ -643,7 +643,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def _extra(
     final: FinalChunk, options: ResponseOptions, usage: dict[str, Any], *, whole: bool = False
 ) -> dict[str, Any]:
-    """Return what the ``whole`` response or the last chunk of a stream has besides the answers."""
+    """Return the fields usage, warnings and times of the last final chunk, or of a ``whole`` response."""
     extra: dict[str, Any] = {"usage": usage} if whole or options.usage_on_final_chunk else {}
     if warnings := warning_objects(final):
         extra["warnings"] = warnings
@@ -653,7 +653,7 @@ def _extra(
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return the warnings of an answer as objects; ``param`` of a failure is the part of the engine that failed."""
+    """Return the warnings of an answer as JSON objects. If a part of the engine failed, ``param`` is its name."""
     return [
         {"code": one.code, "message": one.message, "param": one.param}
         for one in final.warnings
@@ -662,7 +662,7 @@ def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
 
 
 def annotation_objects(final: FinalChunk, choice: int) -> list[dict[str, Any]]:
-    """Return OpenAI's ``annotations`` of one answer: the pages that it is taken from."""
+    """Return OpenAI's ``annotations`` of one choice: the web pages that are its sources."""
     return [
         {
             "type": "url_citation",
@@ -680,7 +680,7 @@ def annotation_objects(final: FinalChunk, choice: int) -> list[dict[str, Any]]:
 
 
 def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
-    """Return the finish reason of each choice; an answer that ended early has one reason for all."""
+    """Return the finish reason of each choice; after an early end, all choices have the reason of the request."""
     reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
     foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
     return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))

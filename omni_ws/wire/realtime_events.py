@@ -1,6 +1,6 @@
 """Codecs of the events and items of OpenAI's Realtime API.
 
-An event is one JSON object in a message; ``type`` is its kind. The structs have only the fields that have an effect.
+Each message is one event, a JSON object with a ``type``. The structs have only the fields that have an effect.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def check_event(event: Mapping[str, Any]) -> None:
 
 
 def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
-    """Convert ``value`` to the type ``kind``. Raises InvalidValue, which names the field by its path from ``place``."""
+    """Convert ``value``, found at the path ``place``, to the type ``kind``. Raises InvalidValue, naming the field."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -108,7 +108,7 @@ def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
 
 
 def optional_id(value: Any, place: str) -> str | None:
-    """Return ``value`` as an id; None if it is absent, null or empty. Raises InvalidValue, naming ``place``."""
+    """Return ``value`` as an id; None if it is null or empty. Raises InvalidValue, naming the field ``place``."""
     return read(value, Id, place) if value else None
 
 
@@ -180,8 +180,8 @@ ItemKind: TypeAlias = (
 class Item:
     """One item of a conversation.
 
-    ``content`` is the content of a message as clients see it. ``chunks`` is the input for the engine that the item
-    stands for: empty for items of the assistant, and for items whose request has been answered.
+    ``content`` is the content of a message as clients see it. ``chunks`` is the item's content as input for the engine:
+    empty for items of the assistant, and once a request has taken the input.
     """
 
     item_id: str
@@ -201,7 +201,7 @@ class Item:
 
     @property
     def size(self) -> int:
-        """The bytes that are charged for the item: the memory that it takes."""
+        """The bytes that are charged for the item: its size in memory."""
         texts = [value for part in self.content for value in part.values() if isinstance(value, str)]
         return (
             ITEM_OVERHEAD_BYTES
@@ -218,17 +218,17 @@ class Item:
 
     @property
     def is_answer(self) -> bool:
-        """Whether the model has said it, or made the call."""
+        """Whether the item is of the model: a message of the assistant, or a function call."""
         return self.role == "assistant" or self.kind == "function_call"
 
     def begin_again(self) -> None:
-        """Become an item of another session, in which it belongs to no request, and nothing completes it."""
+        """Prepare the item for another session: it belongs to no request; if it was in progress, it is incomplete."""
         self.request_id = None
         if self.status == "in_progress":
             self.status = "incomplete"
 
     def asked(self, request_id: str) -> list[InputChunk]:
-        """Assign the item to the request that answers it. Return the item's input, which it no longer keeps."""
+        """Assign the item to the request that answers it. Remove and return the item's input chunks."""
         self.request_id = request_id
         return self.take_chunks()
 
@@ -238,7 +238,7 @@ class Item:
         return taken
 
     def wait(self, chunks: list[InputChunk]) -> None:
-        """Keep these input chunks until a response is requested."""
+        """Set the item's input chunks, which it keeps until a response is requested."""
         self.request_id, self.chunks = None, chunks
 
     def complete(self, status: str, *, content: Iterable[dict[str, Any]] = (), text: str = "") -> None:
@@ -259,7 +259,7 @@ class Item:
 
 
 def read_item(fields: Mapping[str, Any], new_id: str, *, place: str = "item") -> Item:
-    """Parse the item of a ``conversation.item.create``; ``new_id`` is its id unless it has one.
+    """Parse the item of a ``conversation.item.create``. An item without an id gets ``new_id``.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
@@ -313,7 +313,7 @@ def _add_part(item: Item, part: PartFields, where: str) -> None:
 
 
 def items_in(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a client's event has in place of items, of any type, each with its path."""
+    """Yield the path and the value of each field of an event that should hold an item; values are not checked."""
     yield "item", event.get("item")
     response = event.get("response")
     given = response.get("input") if isinstance(response, Mapping) else None
@@ -356,7 +356,7 @@ def error_event(error: OmniError, *, event_id: str | None = None) -> dict[str, A
 
 
 def item_event(step: Literal["added", "done"], item: Item, *, previous: str | None) -> dict[str, Any]:
-    """Return the event that an item was added after the item ``previous``, or that it is complete (``done``)."""
+    """Return the event ``conversation.item.added`` or ``.done``; ``previous`` is the id of the item before."""
     return {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": item.shown()}
 
 
@@ -394,7 +394,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-# The verdicts on OpenAI's Realtime API: what becomes of every name in it here.
+# The verdicts on OpenAI's Realtime API: for every name in it, whether this server acts on it.
 #
 # ``realtime_parity.toml`` has the table; docs/realtime-parity.md is generated from it. A test compares it with the
 # types of the ``openai`` package.
@@ -406,10 +406,11 @@ _BRACES: Final = re.compile(r"^(?P<begin>.*)\{(?P<ends>[^{}]+)\}$")
 
 
 class ParityVerdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table. Exactly one of ``acts``, ``not_in_effect`` and ``refused`` is set.
+    """The effect of one field or event of OpenAI's Realtime API here: one row of ``realtime_parity.toml``.
 
-    ``acts`` names the test that would fail if the value were only echoed. ``otherwise`` is the reason why it is not in
-    effect where the engine lacks what it needs. ``not_in_effect`` and ``refused`` are reasons.
+    Exactly one of ``acts``, ``not_in_effect`` and ``refused`` is set. ``acts`` names the test that would fail if the
+    server only echoed the value; ``otherwise`` then says which engines lack the ability for it. ``not_in_effect`` and
+    ``refused`` are reasons.
     """
 
     acts: str = ""
@@ -429,7 +430,7 @@ class ParityVerdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def verdicts() -> dict[str, ParityVerdict]:
     """Return the verdicts by name, in the order of the table: ``session.audio.output.speed``.
 
-    A verdict that is not ``acts`` is that of all names below it, too.
+    A verdict other than ``acts`` also applies to all names below the name.
     """
     text = resources.files("omni_ws.wire").joinpath("realtime_parity.toml").read_text(encoding="utf-8")
     found: dict[str, ParityVerdict] = {}
@@ -444,7 +445,7 @@ def verdicts() -> dict[str, ParityVerdict]:
 
 
 def verdict_of(name: str) -> ParityVerdict | None:
-    """Return the verdict on a name: its own, or that of the object that it is in; None if the name is not OpenAI's."""
+    """Return the verdict on a name: its own row, or the row of an object around it; None for an unknown name."""
     table = verdicts()
     if (own := table.get(name)) is not None:
         return own
@@ -461,12 +462,12 @@ def _with_fields() -> frozenset[str]:
 
 
 def with_fields(name: str) -> bool:
-    """Return whether the table has names of fields in the object, or the list of objects, ``name``."""
+    """Return whether the table has rows for the fields of the object, or list of objects, ``name``."""
     return name in _with_fields()
 
 
 def _names(section: str, key: str) -> Iterator[str]:
-    """Yield the names of one row: those that ``begin.{one,two}`` stands for, or the key itself."""
+    """Yield the names of one row: ``begin.one`` and ``begin.two`` for the key ``begin.{one,two}``."""
     begin = "" if section == EXTENSION else f"{section}."
     if (braces := _BRACES.match(key)) is None:
         yield f"{begin}{key}"

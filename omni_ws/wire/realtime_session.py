@@ -1,4 +1,4 @@
-"""The session objects of OpenAI's Realtime API, translations' too, their ``session_config``, and client secrets."""
+"""The session objects of OpenAI's Realtime API, also for translations; their ``session_config``; client secrets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ IDLE_TEXT: Final = "(The user has said nothing for {seconds:g} seconds.)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealtimeAbilities:
-    """The abilities of the engine that decide what a session may ask for."""
+    """The abilities of the engine that determine which fields of a session have an effect."""
 
     audio_output: bool
     text_output: bool
@@ -75,7 +75,7 @@ class RealtimeAbilities:
 
 
 def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the session object with fields of the beta version under their present names."""
+    """Return the session object with the fields of the API's beta version renamed to their present names."""
     current: dict[str, Any] = {name: value for name, value in session.items() if name not in _BETA_FIELDS}
     for name, path in _BETA_FIELDS.items():
         if name not in session:
@@ -103,19 +103,19 @@ class FormatFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The object ``audio.input.transcription``. Clients see the fields that they set."""
+    """The object ``audio.input.transcription``. A client that reads the session sees only the fields that it set."""
 
     model: Any = UNSET
     language: Any = UNSET
     languages: list[str] | UnsetType | None = UNSET
     prompt: Any = UNSET
     keywords: list[str] | UnsetType | None = UNSET
-    #: It is only shown.
+    #: Without effect: it is only shown to the client.
     delay: Any = UNSET
 
 
 class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The object ``audio.input.turn_detection``. A new one replaces the old one: absent fields get their defaults."""
+    """The object ``audio.input.turn_detection``. An update replaces it whole: absent fields get their defaults."""
 
     type: Any = "server_vad"
     threshold: Any = None
@@ -125,21 +125,21 @@ class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
     create_response: Any = None
     interrupt_response: Any = None
     idle_timeout_ms: Annotated[float, Meta(ge=MIN_IDLE_MS, le=MAX_IDLE_MS)] | None = None
-    #: Not a field of OpenAI's: whether an answer goes on while it is not known whether speech interrupts it.
+    #: Not a field of OpenAI's: whether an answer continues, lowered, until it is known whether speech interrupts it.
     duck: Any = None
     #: Not a field of OpenAI's: whether the server says "mm-hm" in pauses of long turns.
     backchannel: Any = None
 
 
 class NoiseReductionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The object ``audio.input.noise_reduction``. ``strength`` is only shown."""
+    """The object ``audio.input.noise_reduction``. ``strength`` has no effect: it is only shown to the client."""
 
     type: Any = None
     strength: Any = None
 
 
 class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input``. ``echo`` is not OpenAI's."""
+    """The object ``audio.input`` of a session. ``echo`` is an extension."""
 
     format: FormatFields | str | None = None
     transcription: TranscriptionFields | None = None
@@ -157,7 +157,7 @@ class OutputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio`` of a session."""
+    """The object ``audio`` of a session."""
 
     input: InputFields = InputFields()
     output: OutputFields = OutputFields()
@@ -176,7 +176,7 @@ class TokenLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RetentionRatio(Struct, frozen=True, kw_only=True, tag="retention_ratio", tag_field="type"):
-    """A ``truncation`` to ``retention_ratio`` times the limit."""
+    """The object ``truncation``: a history over the limit is truncated to ``retention_ratio`` times the limit."""
 
     retention_ratio: Annotated[float, Meta(ge=0, le=1)]
     token_limits: TokenLimits | None = None
@@ -201,7 +201,7 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
     type: Any = None
     audio: AudioFields = AudioFields()
     truncation: Literal["auto", "disabled"] | RetentionRatio | None = None
-    #: These are only shown.
+    #: The next three have no effect: they are only shown to the client.
     include: Any = None
     tracing: Any = None
     prompt: Any = None
@@ -215,7 +215,7 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def dictates(self) -> bool:
-        """Whether the session transcribes what the client commits, and hears it as it arrives."""
+        """Whether the session transcribes without turn detection: the client commits the audio of each transcript."""
         return self.transcribes_only and self.audio.input.turn_detection is None
 
     @property
@@ -262,7 +262,7 @@ class ResponseFields(CommonFields, frozen=True, kw_only=True):
 
 
 def merged_session(base: SessionFields, patch: Mapping[str, Any]) -> SessionFields:
-    """Return ``base`` with the known fields of ``patch``; null is a value, too. Raises InvalidValue."""
+    """Return ``base`` with the known fields of ``patch``; null sets a field to null. Raises InvalidValue."""
     found = _merged(msgspec.to_builtins(base), current_names(patch), _MERGED)
     if found.get("type") == "transcription":
         _leave_out_turns(found)
@@ -282,7 +282,7 @@ def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], groups: Mapping[s
 
 
 def _leave_out_turns(session: dict[str, Any]) -> None:
-    """Set ``turn_detection`` to null for a model that has none, unless the client has set it."""
+    """Set ``turn_detection`` to null for a model without turn detection, unless the client has set the field."""
     given = session.get("audio", {}).get("input", {}) if isinstance(session.get("audio", {}), Mapping) else None
     transcription = given.get("transcription") if isinstance(given, Mapping) else None
     model = transcription.get("model") if isinstance(transcription, Mapping) else None
@@ -296,7 +296,7 @@ def read_response(fields: Mapping[str, Any]) -> ResponseFields:
 
 
 def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """Return the whole ``session_config`` for a session object: null for fields that it leaves to the server.
+    """Return the whole ``session_config`` for a session object; fields that the client leaves to the server are null.
 
     Raises InvalidValue or UnsupportedFormat.
     """
@@ -333,7 +333,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
 
 
 def _idle_prompt(wanted: TurnDetectionFields | None) -> dict[str, Any]:
-    """Return ``idle_prompt`` of a ``session_config``; its text is for the model. Raises InvalidValue."""
+    """Return ``idle_prompt`` of a ``session_config``; its ``text`` is input for the model. Raises InvalidValue."""
     if wanted is None or wanted.idle_timeout_ms is None:
         return {"after_sec": 0}
     if wanted.type == "semantic_vad":
@@ -344,9 +344,9 @@ def _idle_prompt(wanted: TurnDetectionFields | None) -> dict[str, Any]:
 
 
 def _spoken(heard: TranscriptionFields, known: frozenset[str]) -> dict[str, Any]:
-    """Return ``language`` and ``languages`` of ``input_audio``: those of the client that are known here.
+    """Return ``language`` and ``languages`` of ``input_audio``: the client's languages that the engine knows.
 
-    Without any, the language is detected.
+    If there are none, the language is detected.
     """
     named: list[Any] = [heard.language] if heard.language else heard.languages or []
     tags = dict.fromkeys(one for one in named if isinstance(one, str))
@@ -378,7 +378,7 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
 
 
 def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> list[str]:
-    """Return the modalities of the engine's answer. A spoken answer has text, too, as its transcript."""
+    """Return the modalities of the engine's answer. A spoken answer also has text, its transcript."""
     speaks = abilities.audio_output and (not wanted or "audio" in wanted)
     return [name for name, able in (("text", abilities.text_output), ("audio", speaks)) if able]
 
@@ -386,7 +386,7 @@ def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> li
 def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilities) -> dict[str, Any] | None:
     """Return ``turn_detection`` of a ``session_config``; None for an engine that does not take audio.
 
-    A server without a model of turns uses silence instead. Raises InvalidValue.
+    A server without the model for ``semantic_vad`` uses ``server_vad`` in its place. Raises InvalidValue.
     """
     place = "session.audio.input.turn_detection"
     if wanted is None or not abilities.turn_detection_types:
@@ -413,7 +413,7 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
 
 
 def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """Return the sampling parameters; None for those that the engine does not support."""
+    """Return ``sampling`` of a ``session_config``; null for parameters that the engine does not support."""
     limit = None if fields.max_output_tokens == "inf" else fields.max_output_tokens
     return {
         "max_tokens": limit if abilities.max_tokens else None,
@@ -579,7 +579,7 @@ DEFAULT_LIFETIME: Final = 600
 
 
 class ExpiresAfter(Struct, frozen=True, kw_only=True):
-    """When a client secret expires: ``seconds`` after it was created."""
+    """The expiry of a client secret, ``seconds`` after it was created."""
 
     anchor: Literal["created_at"] | None = None
     seconds: Annotated[int, Meta(ge=MIN_LIFETIME, le=MAX_LIFETIME)] | None = None
@@ -613,7 +613,7 @@ _INSTRUCTIONS: Final = (
 
 
 class SourceTranscript(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The object ``audio.input.transcription``: with it, the client is told what was said."""
+    """The object ``audio.input.transcription``: with it, the client gets transcripts of the input."""
 
     model: str
 
@@ -645,12 +645,12 @@ class TranslationFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def language(self) -> str:
-        """The language that is translated into, as a primary subtag of RFC 5646."""
+        """The target language, as a primary subtag of RFC 5646."""
         return primary_subtag(self.audio.output.language)
 
     @property
     def wants_transcripts(self) -> bool:
-        """Whether the client is told what was said."""
+        """Whether the client gets transcripts of the input."""
         return self.audio.input.transcription is not None
 
 
@@ -663,9 +663,9 @@ def merged_translation(base: TranslationFields, patch: Mapping[str, Any]) -> Tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationAbilities:
-    """The abilities of the engine and the server that decide what a session may ask for."""
+    """The abilities of the engine and the server that determine which translations are possible."""
 
-    #: The languages that the voices follow, and that of each voice that reads only one.
+    #: The languages that voices read by following the text's language; and the language of each other voice.
     speech_languages: frozenset[str]
     voice_languages: Mapping[str, str]
     max_tokens: bool
@@ -673,7 +673,7 @@ class TranslationAbilities:
 
 
 def translation_config(session: TranslationFields, able: TranslationAbilities) -> dict[str, Any]:
-    """Return the ``session_config`` of a session. Raises UnsupportedParameter without a voice of the language."""
+    """Return the ``session_config`` of a translation. Raises UnsupportedParameter if no voice speaks its language."""
     noise = session.audio.input.noise_reduction
     input_audio: dict[str, Any] = {"format": "pcm16", "sample_rate": PCM_RATE}
     if able.cleans_audio:
@@ -695,7 +695,10 @@ def translation_config(session: TranslationFields, able: TranslationAbilities) -
 
 
 def _voice_of(language: str, able: TranslationAbilities) -> str | None:
-    """Return the voice of a language; None for the default, if that speaks it, or speaks every language."""
+    """Return the name of a voice for a language; None for the default voice, if it speaks this language or all.
+
+    Raises UnsupportedParameter if no voice speaks the language.
+    """
     if language in able.speech_languages:
         return None
     for voice, spoken in able.voice_languages.items():

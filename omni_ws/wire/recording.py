@@ -1,4 +1,4 @@
-"""The lines of a recording of a session's traffic as structs, and the removal of secrets and content from them.
+"""Structs for the lines of a recording of a session's traffic; and the removal of secrets and content from messages.
 
 The format is described in docs/recording.md.
 """
@@ -59,7 +59,7 @@ class _OnConnection(_Line, frozen=True, kw_only=True):
 
 
 class OpenedLine(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults=True):
-    """A WebSocket was opened. ``last_output`` is set if it resumes a session, after the output of this number."""
+    """A WebSocket was opened. If it resumes a session, ``last_output`` is the number of the last output received."""
 
     target: str
     subprotocol: str | None = None
@@ -77,7 +77,7 @@ class RequestedLine(_OnConnection, frozen=True, kw_only=True, tag="request", omi
 class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
     """A message, or a piece of a body, as one of ``text``, ``binary`` and ``bad_text``.
 
-    A recording without payloads has at most metadata in these fields, and the ``size`` and ``sha256`` of the content.
+    A recording without payloads has only metadata in these fields, and ``size`` and ``sha256`` of the whole content.
     """
 
     text: str | None = None
@@ -120,9 +120,9 @@ class ClosedLine(_OnConnection, frozen=True, kw_only=True, tag="close", omit_def
 
 
 class SoundLine(_Line, frozen=True, kw_only=True, tag="sound", omit_defaults=True):
-    """Sound that no message carries, of a track or of a telephone line.
+    """Sound that is not in a message, but on a media track or a telephone line.
 
-    That of the user ends at ``at``; that of the server begins to be played at ``at``, or when all before it was played.
+    The user's sound ends at ``at``. The server's sound is played from ``at`` on, or once all earlier sound was played.
     """
 
     by: Literal["user", "server"]
@@ -130,21 +130,21 @@ class SoundLine(_Line, frozen=True, kw_only=True, tag="sound", omit_defaults=Tru
     sample_rate: int
     #: Base64 in the JSON.
     audio: bytes
-    #: The request whose answer it is a part of; None for other sound, and for the user's.
+    #: The request to whose answer the sound belongs; None for other sound, and for the user's.
     request_id: str | None = None
 
 
 class ToldLine(_Line, frozen=True, kw_only=True, tag="told"):
-    """What the session told its connection, as a frame of the native WebSocket without its sound.
+    """An event of the session, as a frame of the native WebSocket without its sound.
 
-    Written where the connection's own messages are of another protocol.
+    Written only if the client speaks another protocol.
     """
 
     text: str
 
 
 class PlayedLine(_Line, frozen=True, kw_only=True, tag="played"):
-    """How much of the answer to a request was played until now, as the server itself knows."""
+    """The length of an answer that was played by now, in ms, as known to the server without the client's reports."""
 
     request_id: str
     played_ms: float
@@ -180,7 +180,7 @@ RecordedLine: TypeAlias = (
     | CutLine
     | EndedLine
 )
-#: Lines that say more than the messages of the connections do. A replay has no use for them.
+#: Lines with more than the messages of the connections. A replay has no use for them.
 BesideLine: TypeAlias = SoundLine | ToldLine | PlayedLine | StoredLine
 
 _encoder: Final = msgspec.json.Encoder()
@@ -250,7 +250,7 @@ _OBJECTS: Final = frozenset({"error", "usage", "times", "input_audio", "output_a
 
 
 def without_secrets(data: bytes) -> bytes:
-    """Return a JSON frame with its resume token masked: a reader of the token could take over the session."""
+    """Return a JSON frame with its resume token masked: whoever reads the token could take over the session."""
     if _SECRET not in data:
         return data
     try:

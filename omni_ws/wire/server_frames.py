@@ -1,4 +1,4 @@
-"""The messages of the server: JSON frames on the native WebSocket, and server-sent events as in OpenAI's API.
+"""The server's messages: JSON frames of the native WebSocket, and server-sent events as in OpenAI's API.
 
 Fields of frames that are not set are omitted.
 """
@@ -134,12 +134,12 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
 
     @property
     def is_unasked(self) -> bool:
-        """Whether this is no reply to a ``session_config``."""
+        """Whether the server sends this frame by itself, not as the reply to a ``session_config``."""
         return self.capabilities is not UNSET or self.resumable is not UNSET
 
 
 class SessionKeptFrame(SessionUpdatedFrame, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
-    """A ``session_updated`` with ``resumable``, which says how it is here and now: never said again elsewhere."""
+    """A ``session_updated`` with ``resumable``: about this connection only, so not sent again over the next one."""
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
@@ -337,7 +337,10 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
 
 
 class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
-    """An OutputChunkFrame with text only. Encoded in half the time; nearly all frames are of this or the next class."""
+    """An OutputChunkFrame with text only.
+
+    It is encoded in half the time of an OutputChunkFrame; nearly all frames are of this class or an _AudioFrame.
+    """
 
     request_id: str
     sequence_id: int
@@ -478,7 +481,7 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
 
 
 def unset(value: T | None) -> T | UnsetType:
-    """Return ``value``, or UNSET for None, which omits the field of a frame."""
+    """Return ``value``; for None, UNSET, so that the frame omits the field."""
     return UNSET if value is None else value
 
 
@@ -518,7 +521,7 @@ HEARTBEAT_BLOCK: Final = HEARTBEAT + b"\n"
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:
-    """Encode a server-sent event; ``data`` is a JSON object, as an object or encoded.
+    """Encode a server-sent event; ``data`` is a JSON object, or its encoded bytes.
 
     Only errors have a ``name``.
     """

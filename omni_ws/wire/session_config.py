@@ -1,4 +1,4 @@
-"""SessionConfig: the configuration of a session, how it is checked, how changes are merged, and its MCP servers."""
+"""SessionConfig: the configuration of a session, its validation, the merging of changes, and its MCP servers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def encoded(self) -> AudioFormat:
-        """The format of chunks that name none."""
+        """The format of chunks without a ``format`` of their own."""
         return AudioFormat(self.format, self.sample_rate, self.channels)
 
 
@@ -113,14 +113,14 @@ class SpeechConfig(Struct, frozen=True, kw_only=True):
 
 
 def spoken_language(audio: InputAudioConfig) -> str | None:
-    """Return the primary subtag of the input's language; None if it is to be detected."""
+    """Return the primary subtag of the input's language; None if the language is to be detected."""
     if isinstance(audio.language, UnsetType) or audio.language.lower() == DETECT_LANGUAGE:
         return None
     return primary_subtag(audio.language)
 
 
 def spoken_languages(audio: InputAudioConfig) -> frozenset[str]:
-    """Return the primary subtags of the languages among which the client has the spoken one detected; empty: all."""
+    """Return the primary subtags of the languages among which the spoken language is detected; empty for all."""
     return frozenset(() if isinstance(audio.languages, UnsetType) else map(primary_subtag, audio.languages))
 
 
@@ -186,7 +186,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def whole_silence_ms(self) -> float:
-        """The longest silence before a turn ends whose words are a whole sentence."""
+        """The longest silence before the end of a turn whose words are a whole sentence."""
         return WHOLE_SILENCE_MS[self._eagerness]
 
     @property
@@ -333,9 +333,9 @@ def has_field(path: str) -> bool:
 
 
 def converted(fields: Any, kind: type[Fields], *, place: str = "", strict: bool = True) -> Fields:
-    """Convert ``fields`` to the struct ``kind``. Raises InvalidValue, which names the field by its path from ``place``.
+    """Convert ``fields``, found at the path ``place``, to the struct ``kind``. Raises InvalidValue, naming the field.
 
-    Unless ``strict``, values may be strings, as all values of a form are.
+    Unless ``strict``, numbers and booleans may be strings, as in an HTML form.
     """
     try:
         return msgspec.convert(fields, kind, strict=strict)
@@ -355,7 +355,7 @@ def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
 
 
 def place_and_text(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the path of the field that a msgspec error is about, or "" for the whole value, and what is wrong."""
+    """Return the path of the field of a msgspec error, "" for the whole value, and the message without the path."""
     path, text = "", str(error)
     if (found := _ERROR_PATH.search(text)) is not None:
         path = found["path"].replace("[...]", "")
@@ -418,7 +418,10 @@ _OWN_HEADERS: Final = frozenset(
 
 
 class ToolFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some tools of a server: those that are named and, with ``read_only``, say that they only read, or do not."""
+    """A filter on the tools of an MCP server, by name and by whether a tool declares that it only reads.
+
+    A field that is None matches every tool.
+    """
 
     tool_names: _Names | None = None
     read_only: bool | None = None
@@ -430,7 +433,7 @@ class ToolFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ApprovalFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tools whose calls are always to be approved, and those whose calls never are."""
+    """The tools whose calls always need approval, and those whose calls never need it."""
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
@@ -459,7 +462,7 @@ class McpServer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def request_headers(self) -> dict[str, str]:
-        """The header fields of the client for each HTTP request to the server, the credentials among them."""
+        """The client's header fields for each HTTP request to the MCP server, with the credentials."""
         sent = dict(self.headers or {})
         if self.authorization is not None:
             sent["Authorization"] = f"Bearer {self.authorization}"
@@ -473,7 +476,7 @@ class McpServer(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return allowed is None or name in allowed
 
     def asks(self, name: str, *, reads_only: bool) -> bool:
-        """Return whether calls of a tool have to be approved. A tool that both filters match has to be."""
+        """Return whether calls of a tool need approval. They do if both filters match the tool."""
         wanted = self.require_approval
         if isinstance(wanted, ApprovalFilter):
             if wanted.always is not None and wanted.always.has(name, reads_only=reads_only):
@@ -494,7 +497,7 @@ _CREDENTIAL_KEY: Final = re.compile(
 
 
 def has_credential_key(data: bytes | bytearray) -> bool:
-    """Return whether data has, or ends with, a key of JSON whose value may hold credentials of an MCP server."""
+    """Return whether ``data``, perhaps incomplete JSON, has a key whose value may be credentials of an MCP server."""
     return _CREDENTIAL_KEY.search(data) is not None
 
 
@@ -504,7 +507,7 @@ def is_mcp(tool: Any) -> bool:
 
 
 def without_credentials(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry as it may be shown and kept: without credentials, also those in the query of its URL."""
+    """Return an MCP entry of ``tools`` without credentials, to be shown or stored; the URL loses its query."""
     shown = {name: value for name, value in tool.items() if name not in CREDENTIALS}
     if isinstance(url := shown.get("server_url"), str):
         shown["server_url"] = url.partition("?")[0].partition("#")[0]
@@ -512,10 +515,10 @@ def without_credentials(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scrubbed(message: bytes) -> bytes:
-    """Return a message of JSON as it may be recorded: without the credentials of MCP servers.
+    """Return a JSON message for a recording, without the credentials of MCP servers.
 
-    A message that has a key of credentials is encoded anew, without the values of keys that are repeated; if it is no
-    JSON, it is replaced as a whole.
+    A message with a key of credentials is encoded anew, which drops all but the last value of a repeated key; a message
+    that is not JSON is replaced as a whole.
     """
     if not has_credential_key(message):
         return message
@@ -539,7 +542,7 @@ def scrubbed(message: bytes) -> bytes:
 
 
 def read_servers(tools: Sequence[Any], *, known: Container[str]) -> list[McpServer]:
-    """Return the MCP servers among ``tools``. An entry of a ``known`` label need not repeat its URL.
+    """Return the MCP servers among ``tools``. An entry whose label is ``known`` may omit the URL.
 
     Raises InvalidValue and UnsupportedParameter, naming the field, never its value.
     """
@@ -597,7 +600,7 @@ def _check_headers(server: McpServer, place: str) -> None:
 
 
 def offered_name(label: str, tool: str, taken: Container[str]) -> str:
-    """Return the name under which a model is offered a tool of a server: one that is not ``taken``."""
+    """Return the name under which the tool of an MCP server is offered to the model; it is not in ``taken``."""
     plain = name = _FOREIGN.sub("_", f"{label}__{tool}")
     tries = 0
     while len(name) > MAX_NAME_CHARACTERS or name in taken or (not tries and plain != f"{label}__{tool}"):

@@ -1,7 +1,8 @@
 """Parsers of the bodies of streamed requests (Mode A), in four forms, and of Mode B's create and append requests.
 
-A streamed body is NDJSON, length-prefixed in one of two framings, or raw audio. All forms but raw audio have the
-parameters of the request, if any, followed by chunks. ``LoneObject`` tells a body that is one JSON object from NDJSON.
+A streamed body has one of four forms: NDJSON, frames with a length of 4 or of 8 bytes before each, or raw audio. All
+forms but raw audio have the parameters of the request, if any, followed by chunks. ``LoneObject`` distinguishes a body
+that is one JSON object from NDJSON.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class ObjectBody:
 
 
 class RawAudioBody:
-    """Parses a body that is raw audio. The items are chunks of at most ``max_chunk_bytes``, and have no places."""
+    """Parses a body of raw audio. Its items are chunks of at most ``max_chunk_bytes``; ``place`` is always empty."""
 
     place: Final = ""
     unfinished_bytes: Final = 0
@@ -135,7 +136,7 @@ BodyReader: TypeAlias = ObjectBody | RawAudioBody
 
 
 def _object(data: bytes, *, first: bool) -> BodyItem:
-    """Decode an object of a body: parameters if it is the ``first`` and has no chunk field, else a chunk."""
+    """Decode an object of a body: parameters if it is the ``first`` and has no field of a chunk, else a chunk."""
     try:
         if first:
             fields = loads_object(data)
@@ -240,7 +241,7 @@ class NdjsonDecoder:
 
     @property
     def place(self) -> str:
-        """The last line that was yielded, by its number."""
+        """The place of the last line that was yielded: ``line 3``."""
         return f"line {self.line_number}"
 
     @property
@@ -291,7 +292,7 @@ class LengthPrefixedDecoder:
 
     @property
     def place(self) -> str:
-        """The last frame that was yielded, by its number."""
+        """The place of the last frame that was yielded: ``frame 3``."""
         return f"frame {self.frame_number}"
 
     @property
@@ -333,14 +334,14 @@ _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
 
 class LoneObject:
-    """A test, on a body that arrives in pieces, whether it is one JSON object, perhaps on several lines, or NDJSON.
+    """Tests whether a body, which arrives in pieces, is a single JSON object, possibly on several lines, or NDJSON.
 
     The object must have one of the fields ``marks``, so that the parameters at the beginning of an NDJSON stream do not
-    match; only white space may follow it. ``max_line_bytes`` is the longest line that NDJSON allows.
+    match; only white space may follow the object. ``max_line_bytes`` is the longest line that NDJSON allows.
 
-    The test reads as little as possible. Most bodies are decided by their first line: if it is complete JSON, by what
-    follows; if it is invalid JSON, at once. Only if the first line ends within a value, or exceeds the limit, does
-    ``finish`` have to decide.
+    The test reads as little as possible. The first line decides most bodies: if it is complete JSON, the body is one
+    object unless more than white space follows; if it is invalid JSON, the body is not one object. Only if the first
+    line ends within a value, or exceeds the limit, does ``finish`` have to decide.
     """
 
     def __init__(self, marks: Set[str], *, max_line_bytes: int) -> None:
@@ -389,7 +390,7 @@ class LoneObject:
             return False
 
     def _read_first_line(self, line: bytes) -> bool:
-        """Return whether the body may still be a lone object."""
+        """Return whether the body may still be a single object, by its complete first line."""
         try:
             self._first_line_matches = self._is_marked(self._parsed(line))
         except orjson.JSONDecodeError as error:
@@ -422,7 +423,7 @@ ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BodyChunk:
-    """A chunk of a body, and its JSON path there: ``chunks[2]``, or "" if the body itself is the chunk."""
+    """A chunk of a body, and its JSON path in the body: ``chunks[2]``, or "" if the body itself is the chunk."""
 
     place: str
     content: ChunkOrRefusal
@@ -433,7 +434,7 @@ class BodyChunk:
 
 
 def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
-    """Return the chunks of an append request. Invalid ones are included: each is accepted or refused by itself.
+    """Return the chunks of an append request, invalid ones included: each chunk is accepted or refused by itself.
 
     Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks.
     """

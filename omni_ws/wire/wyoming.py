@@ -1,8 +1,7 @@
 """The Wyoming protocol, by which Home Assistant talks to voice services: the bounds of its events, and their fields.
 
-An event is a line of JSON (``type``, ``data``), then ``data_length`` bytes of JSON that are merged into its data, then
-``payload_length`` bytes of content, which is raw PCM. What is not said of an event here, is ignored, as is any event of
-another type.
+An event is a line of JSON (``type``, ``data``), then ``data_length`` bytes of JSON that are merged into ``data``, then
+``payload_length`` bytes of content, which is raw PCM. Events and fields that have no struct here are ignored.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ class _Head(Struct):
 
 
 class EventBounds:
-    """Finds where each event of a stream ends, in time that is linear in the bytes of the stream."""
+    """Finds the end of each event in a stream, in time that is linear in the bytes of the stream."""
 
     def __init__(self) -> None:
-        #: Bytes from the beginning of the event that are known to have no end of a line.
+        #: The number of bytes at the beginning of the event that were searched, and have no line end.
         self._scanned = 0
         #: The size of the event, once its line is complete.
         self._size: int | None = None
 
     def end(self, received: bytearray, start: int) -> int | None:
-        """Return where the event ends that begins at ``start``; None while it is incomplete.
+        """Return the end of the event that begins at ``start`` of ``received``; None while it is incomplete.
 
-        All further calls are about the same event until one returns its end. Raises InvalidFrame or PayloadTooLarge:
-        the bounds of all that follows are lost then.
+        Until a call returns the end, all calls must be about the same event. Raises InvalidFrame or PayloadTooLarge;
+        after that, no further event of the stream can be found.
         """
         if self._size is None:
             at = received.find(b"\n", start + self._scanned)
@@ -69,7 +68,7 @@ class EventBounds:
 
 
 def _rest(line: bytes) -> int:
-    """Return how many bytes follow the line of an event."""
+    """Return the number of bytes that follow the first line of an event."""
     try:
         head = msgspec.json.decode(line, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -135,7 +134,7 @@ Stage: TypeAlias = Literal["wake", "asr", "intent", "handle", "tts"]
 
 
 class NoFields(Struct, frozen=True):
-    """An event whose fields, if it has any, do not matter."""
+    """The fields of an event that needs none; any that it has are ignored."""
 
 
 class PcmFields(Struct, frozen=True):
@@ -147,7 +146,7 @@ class PcmFields(Struct, frozen=True):
 
 
 class TranscribeFields(Struct, frozen=True, kw_only=True):
-    """A request to write down the speech that follows; the names and terms may be in it."""
+    """A request to transcribe the speech that follows, which may contain these names and terms."""
 
     name: str | None = None
     language: LanguageTag | None = None
@@ -183,20 +182,20 @@ class TextPiece(Struct, frozen=True):
 
 
 class TextToHandle(Struct, frozen=True, kw_only=True):
-    """A ``transcript``: what a user said, to be answered. The answer has the same ``context``."""
+    """A ``transcript``: the words of a user, to be answered. The answer has the same ``context``."""
 
     text: str
     context: dict[str, Any] | None = None
 
     @property
     def conversation_id(self) -> str | None:
-        """The name that the client has for the conversation, which may go on over another connection."""
+        """The client's id for the conversation, which may continue over another connection; None without one."""
         found = None if self.context is None else self.context.get("conversation_id")
         return found if isinstance(found, str) and 0 < len(found) <= MAX_CONVERSATION_ID else None
 
 
 class PipelineFields(Struct, frozen=True, kw_only=True):
-    """A ``run-pipeline`` of a satellite: what to do with the sound that follows."""
+    """A ``run-pipeline`` of a satellite: the first and the last stage that process the sound that follows."""
 
     start_stage: Stage
     end_stage: Stage
@@ -204,7 +203,7 @@ class PipelineFields(Struct, frozen=True, kw_only=True):
 
 
 class ProgramName(Struct, frozen=True):
-    """A ``select-program``: which of the programs in ``info`` is wanted."""
+    """A ``select-program``: the name of one of the programs in ``info``."""
 
     name: str
 
