@@ -407,7 +407,7 @@ _SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_WORDS['last_word']})\b)
 
 
 def repeated(words: str) -> str | None:
-    """Return the ``words`` to repeat as a sentence; None if there are none, or if they are a choice ("yes or no: …")."""
+    """Return the ``words`` to repeat, as a sentence; None if there are none, or if they are a choice ("yes or no")."""
     words = words.strip(' ,:"“”')
     if _CHOICE.match(words) is not None or not any(map(str.isalnum, words)):
         return None

@@ -316,7 +316,7 @@ class RunningModel:
             logger.warning("the instructions were not computed ahead: %s", error)
 
     async def has_ended(self) -> bool:
-        """Return whether the process has ended, after a connection to it was lost. Waits up to _DEATH_SEC for the end."""
+        """Return whether the process has ended, after a connection to it was lost. Waits briefly for the end."""
         try:
             async with asyncio.timeout(_DEATH_SEC):
                 await self.child.wait()

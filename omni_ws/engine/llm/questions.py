@@ -94,7 +94,7 @@ def plain_words(text: str) -> str:
 
 
 def requests(words: str) -> Iterator[str]:
-    """Yield the plain ``words``, then the same with fewer and fewer courtesies ("please") at both ends, down to none."""
+    """Yield the plain ``words``, then the same with fewer and fewer courtesies around them ("please"); at last none."""
     yield words
     yield from _stripped(_LEADING, words)
     for shorter in _stripped(_TRAILING, words):
