@@ -1,4 +1,4 @@
-"""The cores and the memory of the machine, the threads in which blocking work runs, and the end of tasks."""
+"""The machine's cores and memory, threads for blocking work, the limits on decoded media, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """Make ``cores`` return the share of one of ``processes`` processes that do the same work."""
+    """Have ``cores`` return the cores divided by ``processes``: so many processes share the machine's work equally."""
     global _processes
     _processes = processes
 
@@ -42,8 +42,8 @@ def share_cores(processes: int) -> None:
 def cores() -> int:
     """Return how many cores this process may use, at least 1.
 
-    A container or ``taskset`` may leave a process fewer than the machine has. A quota of CPU
-    time counts as so many whole cores: more threads than that would stall one another.
+    A container or ``taskset`` may leave a process fewer cores than the machine has. A quota of CPU time is rounded down
+    to whole cores: more threads would stall one another.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
@@ -52,7 +52,7 @@ def cores() -> int:
 def free_cores() -> int:
     """Return how many of ``cores`` were idle on average over the last five minutes, at least 1.
 
-    Over five minutes, what the server's own start costs, such as a download, hardly counts.
+    Over five minutes, the load of the server's own start, such as a download, hardly counts.
     """
     try:
         busy = os.getloadavg()[1] / (os.cpu_count() or 1)
