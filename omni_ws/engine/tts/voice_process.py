@@ -291,7 +291,7 @@ class VoiceProcess:
         self._fail_all("the engine has stopped")
 
     def voice_for(self, request: GenerationRequest) -> str:
-        """Return the name of the voice that speaks a request. Raises InvalidValue if the request names no known voice."""
+        """Return the name of the voice that speaks a request. Raises InvalidValue if its ``voice`` is not known."""
         voice = self.voices[0] if request.voice is None else self.check(request.voice)
         language = request.speech_language
         return (
