@@ -1,8 +1,9 @@
 """The contract between the server and its engines.
 
 An engine answers a GenerationRequest with EngineOutputs, which it writes to an OutputWriter. ``Engine`` describes its
-methods and what both sides may rely on, ``EngineCapabilities`` what an engine can declare. The server refuses requests
-for anything that is not declared, so an engine need not check for it. The core of an engine is a coroutine::
+methods and what both sides may rely on. In its ``EngineCapabilities`` an engine declares its features. The server
+refuses requests for anything that is not declared, so an engine need not check for it. The core of an engine is a
+coroutine::
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         with request.media_room.share() as share:
@@ -66,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. The server refuses requests for anything else before they reach the engine."""
+    """The features of an engine. The server refuses requests for anything else before they reach the engine."""
 
     input_modalities: frozenset[Modality]
     output_modalities: frozenset[OutputModality]
@@ -147,7 +148,7 @@ class EngineCapabilities:
     #: What a composed engine answers in place of this text model if the user's speech contained no words; empty: the
     #: answer is empty.
     nothing_heard: str = ""
-    #: The same in other languages than English, by their primary subtags, if the user spoke such a language before.
+    #: The same in languages other than English, by their primary subtags, if the user spoke such a language before.
     nothing_heard_in: Mapping[str, str] = field(default_factory=dict)
     #: The modalities of answers that the engine can continue from the end of ``GenerationRequest.begun``. An answer in
     #: any other modality is made again from its beginning, and compared; see ``engine.answer_limit``.
@@ -652,7 +653,7 @@ NOWHERE: Final = TokenRanges()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
-    """Sampling parameters. ``top_k`` 0 disables it; ``stop_token_ids`` are added to the model's own."""
+    """Sampling parameters. ``top_k`` 0 sets no such limit; ``stop_token_ids`` are added to the model's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -700,7 +701,7 @@ class TokenOutput:
 
 
 class TokenStop(Enum):
-    """Why a TokenGeneration ended."""
+    """The reason why a TokenGeneration ended."""
 
     EOS = "eos"
     LENGTH = "length"

@@ -1,6 +1,6 @@
 """The child's side of a process that the server started: messages to and from the server, exiting, and memory.
 
-Does without asyncio, which takes memory and time to import. The server's side is in ``child``.
+The module does not import asyncio, which takes memory and time. The server's side is in ``child``.
 """
 
 from __future__ import annotations

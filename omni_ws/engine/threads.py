@@ -34,7 +34,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """Have ``cores`` return the cores divided by ``processes``: so many processes share the machine's work equally."""
+    """Have ``cores`` return an equal share of the machine's cores: this is one of ``processes`` processes that work."""
     global _processes
     _processes = processes
 

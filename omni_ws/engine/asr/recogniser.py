@@ -85,7 +85,7 @@ class LiveText(Protocol):
         ...
 
     def end(self) -> None:
-        """Release what is held for the current utterance; another one may follow. Idempotent."""
+        """Release the resources of the current utterance; another utterance may follow. Idempotent."""
         ...
 
 

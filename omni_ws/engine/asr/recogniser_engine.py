@@ -49,7 +49,7 @@ T = TypeVar("T")
 class RecogniserEngine:
     """An engine that transcribes audio as it arrives: interim texts of the current utterance, then its final text.
 
-    It cuts the audio into utterances, which ``recogniser`` transcribes: in this process, on vLLM or on a remote server.
+    The audio is cut into utterances, which ``recogniser`` transcribes: in this process, on vLLM or on a remote server.
     Silence is not passed to the recogniser. Equal audio gives equal final texts.
     """
 

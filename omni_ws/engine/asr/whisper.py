@@ -160,7 +160,7 @@ class WhisperModel:
 
     @property
     def multilingual(self) -> bool:
-        """Whether the model transcribes other languages than English."""
+        """Whether the model transcribes languages other than English."""
         return bool(self._model.is_multilingual)
 
     @property

@@ -488,8 +488,9 @@ def _short_answer(asked: Asked) -> Iterator[str]:
 def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     """Return the answer to a message of several sentences, ``parts``.
 
-    If the whole message is one phrase, its answer counts. Otherwise the sentences are answered that need an answer,
-    but for greetings and the like (``Intent.light``); if there are none, the last sentence is answered.
+    If the whole message is one phrase, its answer counts. Otherwise an urgent sentence (``Intent.first``) gets the only
+    answer; without one, the first two known sentences do, except greetings and the like (``Intent.light``). If this
+    leaves none, the message is matched as a whole; failing that, the first unknown or else the last sentence counts.
     """
     if (phrase := _matcher().phrase(asked)) is not None:
         return phrase.sentences

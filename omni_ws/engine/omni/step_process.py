@@ -147,7 +147,7 @@ TalkerItem = PromptRows | PromptReset | AnswerRows | AnswerEnd
 
 
 class CodesEnd(StrEnum):
-    """Why a Talker stopped making frames: it drew an end code, or reached a limit."""
+    """The reason why a Talker stopped making frames: it drew an end code, or reached a limit."""
 
     STOP = "stop"
     LENGTH = "length"

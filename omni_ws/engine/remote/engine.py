@@ -541,9 +541,8 @@ class RemoteLlmEngine(OnUpstreams):
     """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
     The engine waits for the whole input, because a request cannot be extended after it was sent. If the history does
-    not fit into the model's context, the oldest turns are dropped. If another server began the answer, the text that
-    was begun is the last message, provided that the upstreams' software can continue such a message; otherwise, or if
-    an upstream refuses, the whole answer is made again and compared.
+    not fit into the model's context, the oldest turns are dropped. If another server began the answer, its text is the
+    last message, if all upstreams can continue one; otherwise, or if one refuses, the whole answer is made again.
     """
 
     def __init__(self, settings: RemoteLlmSettings) -> None:
@@ -745,10 +744,7 @@ class RemoteLlmEngine(OnUpstreams):
 
 
 class _Begun(OutputFilter):
-    """An OutputWriter for the rest of an answer whose first ``words`` words are in the prompt.
-
-    It corrects the usage to that of the whole answer.
-    """
+    """An OutputWriter for an answer whose first ``words`` words are in the prompt; the usage is that of all words."""
 
     def __init__(self, out: OutputWriter, words: int) -> None:
         super().__init__(out)
@@ -770,8 +766,7 @@ class _Begun(OutputFilter):
 def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
     """Return ``finished``, with a warning if the answer ended because the context is full.
 
-    ``context`` is the context of the model in tokens, if known; ``wanted`` is the client's limit on the answer in
-    tokens.
+    ``context``: the model's context in tokens, if known; ``wanted``: the client's limit on the answer in tokens.
     """
     usage = finished.usage
     asked_for = wanted is not None and usage.output_tokens >= wanted
@@ -789,11 +784,7 @@ def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
 def _droppable(
     history: Sequence[Message], results: Container[str]
 ) -> tuple[list[tuple[Message, ...]], tuple[Message, ...]]:
-    """Return the turns that may be dropped, and the messages after them, which must stay.
-
-    ``results`` are the IDs of tool calls whose results are in the input: the turns from the first of these calls on
-    must stay.
-    """
+    """Return the turns that may be dropped, and the messages from the first turn with a call in ``results`` on."""
     turns = whole_turns(history)
     called = (
         number

@@ -405,7 +405,7 @@ class EventReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """Return the events that ``data`` completes. Raises EngineFailed for an event that is too long."""
+        """Add ``data``; return the events that are now complete. Raises EngineFailed for an event that is too long."""
         if self._is_whole:
             self._data += data
             self.grows = True

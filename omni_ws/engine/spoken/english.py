@@ -50,7 +50,7 @@ def cardinal(digits: str) -> str:
 
 
 def by_digit(digits: str) -> str:
-    """Return the digits one by one: "007" is "zero zero seven"."""
+    """Return the digits as words, one by one: "007" is "zero zero seven"."""
     return " ".join(SMALL_NUMBERS[int(digit)] for digit in digits)
 
 

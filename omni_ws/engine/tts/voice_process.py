@@ -165,7 +165,7 @@ class VoiceProcess:
         self._file = file
         self._may_stutter = may_stutter
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
-        #: The process that reads other languages than English for this one; None if it reads all that it speaks.
+        #: The process that reads languages other than English for this one; None if it reads all that it speaks.
         self.reader = reader or self._own_reader
         self._starting = asyncio.Lock()
         self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
