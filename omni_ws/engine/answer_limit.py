@@ -1,4 +1,4 @@
-"""Where answers end and go on: ``max_tokens``, ``stop``, the length of spoken answers, and answers begun elsewhere."""
+"""Limits on answers (``max_tokens``, ``stop``, spoken length), and the rest of answers that another server began."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class WordCounter:
 
 
 class AnswerText:
-    """A filter of an answer's text, in pieces, that cuts it at ``max_tokens`` or a stop string, and counts its words.
+    """A filter that cuts the text of an answer at ``max_tokens`` words or at a stop string, and counts its words.
+
+    The text arrives in pieces.
 
     ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even across pieces: text that may be the
     beginning of a stop string is held back until the next piece. White space after the last word allowed is held back
@@ -92,7 +94,7 @@ class AnswerText:
         return self._passed.words
 
     async def add(self, text: str) -> AsyncGenerator[str, None]:
-        """Add ``text``, and yield what may be sent now; other tasks run between the pieces of a long text."""
+        """Add ``text``, and yield the text that may be sent now; other tasks run between the pieces of a long text."""
         async for piece in CooperativePieces(text):
             if passed := self.feed(piece):
                 yield passed
@@ -168,7 +170,7 @@ class SpokenLimit:
         self._held = ""
 
     def passes(self, text: str) -> bool:
-        """Whether this piece may be passed on unchanged, and needs only ``count``, which is cheaper than ``feed``."""
+        """Whether a piece may be passed on unchanged. The caller then calls ``count`` instead of ``feed`` (slower)."""
         return self.tokens + len(text) < self._most // 2 and not self._held
 
     def count(self, text: str) -> None:
@@ -197,7 +199,7 @@ class SpokenLimit:
         return "".join(passed)
 
     def finish(self, *, cut: bool) -> str:
-        """Return the text held back, at the end of the answer; if that was ``cut`` off, up to the last sentence end."""
+        """End the answer, and return the text held back; with ``cut``, only up to the end of its last sentence."""
         held, self._held = self._held, ""
         if not cut:
             return held
@@ -237,14 +239,14 @@ NO_CALLS: Final[ToldCalls] = {}
 
 
 def not_continued(why: str = "asked again, the model answers otherwise") -> EngineFailed:
-    """Return the error that ends an answer which cannot be continued. The history keeps what was told of it."""
+    """Return the error that ends an answer which cannot be continued. The history keeps the part that was sent."""
     return EngineFailed(f"the answer that another server had begun cannot be continued: {why}", keeps_answer=True)
 
 
 def can_continue(engine: Engine, request: GenerationRequest) -> bool:
-    """Whether ``engine`` goes on behind ``request.begun`` by itself.
+    """Whether ``engine`` can write only the text that follows ``request.begun``.
 
-    It cannot where a grammar holds the whole answer to a form, or where there are several answers.
+    No engine can do so if a grammar constrains the whole answer, or if several answers are requested.
     """
     options = request.options
     free = options.structure is None and request.tool_choice in (None, "auto", "none")
@@ -253,9 +255,10 @@ def can_continue(engine: Engine, request: GenerationRequest) -> bool:
 
 
 async def go_on(engine: Engine, request: GenerationRequest, out: OutputWriter, *, calls: ToldCalls = NO_CALLS) -> None:
-    """Have ``engine`` answer ``request``; of an answer that was begun elsewhere, only the rest is written to ``out``.
+    """Have ``engine`` answer ``request``; if another server began the answer, write only the rest of it to ``out``.
 
-    ``calls`` were told besides ``request.begun``. Raises ``not_continued``, and what ``Engine.generate`` raises.
+    The client already has the text ``request.begun`` and the tool calls ``calls``. Raises the error ``not_continued``
+    if the rest cannot be made, and the errors of ``Engine.generate``.
     """
     if not calls and (not request.begun or can_continue(engine, request)):
         await engine.generate(request, out)
@@ -270,7 +273,10 @@ async def rest_of(
     *,
     calls: ToldCalls = NO_CALLS,
 ) -> None:
-    """Have ``generate`` write the whole answer again, compare it, and write the rest. Raises as ``go_on``."""
+    """Have ``generate`` make the whole answer again, and write to ``out`` only the part that the client lacks.
+
+    Raises the same errors as ``go_on``, also if the beginning differs from the one that the client has.
+    """
     same = SameAnswer(out, request, calls)
     anew = replace(request, begun="", begun_end=None, voice_from=0, voice_from_ms=0)
     try:
@@ -283,7 +289,7 @@ async def rest_of(
 
 
 def counted(finished: Finished, tokens: int) -> Finished:
-    """Return ``finished`` with the usage of a whole answer, whose first ``tokens`` tokens were part of the prompt."""
+    """Return ``finished`` with its usage corrected: the first ``tokens`` of the answer were counted as prompt."""
     usage = finished.usage
     return replace(
         finished,
@@ -294,16 +300,17 @@ def counted(finished: Finished, tokens: int) -> Finished:
 
 
 class SameAnswer(OutputFilter):
-    """An OutputWriter for an answer that is made again: drops what was told of it, and compares that.
+    """An OutputWriter for an answer that is made again: it drops the part that the client has, and passes on the rest.
 
-    If the answer differs, it drops all the rest, and ends the engine's call by ``making``, a time-out around it. Audio
-    up to ``voice_from_ms`` is dropped by its position.
+    Text and tool calls of the dropped part are compared with those that the client has. If they differ, all further
+    outputs are dropped, and ``making``, the time-out around the engine's call, ends that call. Audio before
+    ``voice_from_ms`` is dropped without a comparison.
     """
 
     def __init__(self, out: OutputWriter, request: GenerationRequest, calls: ToldCalls) -> None:
         super().__init__(out)
         self.making: asyncio.Timeout | None = None
-        #: Whether the answer is another one than was told.
+        #: Whether the new answer differs from the part that the client has.
         self.differs = False
         self._told = request.begun
         self._meter = request.meter
@@ -348,7 +355,7 @@ class SameAnswer(OutputFilter):
             await asyncio.sleep(0)  # the engine's call is about to be cancelled
 
     def end(self) -> None:
-        """Raise ``not_continued`` if the answer differs. If all calls that were told are whole, it ends with them."""
+        """Raise ``not_continued`` if the answer differs; but whole tool calls that the client has end the answer."""
         if not self.differs:
             return
         calls = self._calls.values()
@@ -386,7 +393,7 @@ class SameAnswer(OutputFilter):
             self._out.write(ToolCallOutput(rest, output.choice))
 
     def _behind(self, output: AudioOutput) -> None:
-        """Pass on the audio behind ``_drop_ms``, with the words whose middle is there; times count from there."""
+        """Pass on the audio after ``_drop_ms``, and the words whose middle is after it; their times count from it."""
         begin_ms = self._dropped_ms
         self._dropped_ms += len(output.samples) * 1000 / output.sample_rate
         words = tuple(

@@ -1,8 +1,9 @@
 """The contract between the server and its engines.
 
 An engine answers a GenerationRequest with EngineOutputs, which it writes to an OutputWriter. ``Engine`` describes its
-methods and what both sides may rely on, ``EngineCapabilities`` what an engine can declare. The server refuses requests
-for anything that is not declared, so an engine need not check for it. The core of an engine is a coroutine::
+methods and what both sides may rely on. In its ``EngineCapabilities`` an engine declares its features. The server
+refuses requests for anything that is not declared, so an engine need not check for it. The core of an engine is a
+coroutine::
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         with request.media_room.share() as share:
@@ -11,9 +12,9 @@ for anything that is not declared, so an engine need not check for it. The core 
                 lane=request.lane
             )
             async with aclosing(parts):
-                async for part in parts:            # as the client sends it
+                async for part in parts:            # as the client sends them
                     …
-            out.write(TextOutput("an answer"))      # sent at once where that is possible
+            out.write(TextOutput("an answer"))      # sent immediately, if possible
             await out.drain()                       # waits while the client does not read
             out.write(Finished(FinishReason.STOP, Usage()))
 
@@ -66,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. The server refuses requests for anything else before they reach the engine."""
+    """The features of an engine. The server refuses requests for anything else before they reach the engine."""
 
     input_modalities: frozenset[Modality]
     output_modalities: frozenset[OutputModality]
@@ -147,19 +148,19 @@ class EngineCapabilities:
     #: What a composed engine answers in place of this text model if the user's speech contained no words; empty: the
     #: answer is empty.
     nothing_heard: str = ""
-    #: The same in other languages than English, by their primary subtags, if the user spoke such a language before.
+    #: The same in languages other than English, by their primary subtags, if the user spoke such a language before.
     nothing_heard_in: Mapping[str, str] = field(default_factory=dict)
-    #: The modalities of answers that the engine goes on with where ``GenerationRequest.begun`` ends. If an answer wants
-    #: any other one, the engine is asked for all of it again, and that is compared; see ``engine.continued_answer``.
+    #: The modalities of answers that the engine can continue from the end of ``GenerationRequest.begun``. An answer in
+    #: any other modality is made again from its beginning, and compared; see ``engine.answer_limit``.
     continues: frozenset[OutputModality] = frozenset()
-    #: Whether the engine has a language model that can sum up a talk.
+    #: Whether the engine has a language model that can summarise a conversation.
     sums_up: bool = False
-    #: How many tokens the model reads, those of the answer included; None if that is not known.
+    #: The size of the model's context window in tokens, those of the answer included; None if it is not known.
     context: int | None = None
-    #: Whether answers that are made at once slow one another down: work in the background gives way to each of them.
+    #: Whether concurrent answers slow one another down: work in the background gives way to each of them.
     shares_cores: bool = False
-    #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
-    #: text of the message (``engine.continued_input``).
+    #: Whether the engine reads ``GenerationRequest.heard_language``. For other text models, a composed engine adds a
+    #: note about the language to the message (``engine.clauses``).
     reads_language: bool = False
 
     @property
@@ -170,14 +171,14 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """A constraint on the answer: JSON that matches ``schema`` (JSON Schema), or any JSON object when that is None."""
+    """A constraint on the answer: JSON that matches ``schema`` (JSON Schema); any JSON object if ``schema`` is None."""
 
     schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """Options that few requests use and few engines support; see the capabilities of the same names."""
+    """Options that few requests use and few engines support; most depend on an engine capability of the same name."""
 
     #: How many of the most probable tokens to report for each sampled token; None for no log-probabilities.
     logprobs: int | None = None
@@ -198,8 +199,8 @@ class AnswerOptions:
     input_role: str = "user"
     #: Whether the answer may contain more than one tool call.
     parallel_tool_calls: bool = True
-    #: What the instructions say of the tools, if these are the server's own and no client's: a model that takes no
-    #: tools answers without both. "" for tools without which there is to be no answer.
+    #: The sentence of the instructions that is about the tools, if all tools are the server's own: a model that takes
+    #: no tools then answers without the tools and without this sentence. "" if there must be no answer without tools.
     tool_rule: str = ""
     #: Whether the voice skips text that it cannot read; otherwise the request is refused.
     skip_unreadable: bool = False
@@ -225,7 +226,7 @@ class AnswerOptions:
 
 
 class InputSource(Protocol):
-    """The chunks of one request, in order, up to the end of its input. It can be iterated once.
+    """The input chunks of one request, in order, as an iterator for a single use. It ends where the input ends.
 
     Taking a chunk allows the client to send more, so an engine takes a chunk only when it can process it.
     """
@@ -242,10 +243,10 @@ class OutputWriter(Protocol):
         ...
 
     def write(self, output: EngineOutput) -> None:
-        """Send an output: at once if possible, otherwise after the outputs that were written before it.
+        """Send an output: immediately if possible, otherwise after the outputs that were written before it.
 
-        It never waits and never refuses. It may be called by any task and by callbacks of the event loop. What is
-        written after a Finished, or to an answer that has ended otherwise, is dropped.
+        The call never waits and never refuses an output. Any task and any callback of the event loop may make it.
+        Outputs after a Finished, or after another end of the answer, are dropped.
         """
         ...
 
@@ -271,12 +272,12 @@ class OutputFilter:
         return self._out.drain()
 
 
-#: What stands for the next words of the user in a request that only has the model compute its prompt.
+#: The placeholder for the user's next words in a request with ``GenerationRequest.computes_only``.
 NOTHING_SAID: Final = "…"
 
 
 class Unread:
-    """An OutputWriter that drops all outputs, for such requests."""
+    """An OutputWriter that drops all outputs, for requests with ``GenerationRequest.computes_only``."""
 
     full = False
 
@@ -288,7 +289,7 @@ class Unread:
 
 
 class UsageMeter:
-    """Access to a request's usage so far, which the server reports if the request is aborted before its Finished.
+    """Access to the usage of a running request, which the server reports if the request is aborted.
 
     An engine that counts tokens sets ``read`` to a function that returns the usage so far, or None while there is none.
     The server calls it on the event loop, possibly after the abort.
@@ -303,8 +304,8 @@ class UsageMeter:
 class HeardLanguage:
     """The language that the user speaks in one request, as a primary subtag of RFC 5646.
 
-    ``before`` is the language in which the conversation was spoken so far, or the one that the client named; None if
-    neither is known. ``code`` is that of the latest settled transcript, as ``note`` sets it; None until then.
+    ``before`` is the language of the conversation before this request, or the language that the client named; None if
+    neither is known. ``code`` is the language of the latest settled transcript of this request; None before the first.
     """
 
     __slots__ = ("before", "code")
@@ -319,15 +320,15 @@ class HeardLanguage:
         return self.code or self.before
 
     def note(self, hearing: Hearing | None, *, named: str | None) -> None:
-        """Note how a settled transcript was recognised; ``named`` is the language that the client named."""
+        """Set ``code`` from a settled transcript's ``hearing`` or, without it, to ``named``, the client's language."""
         self.code = heard_language(hearing) or named or self.code
 
 
 class Cut:
-    """A signal that the answer to a request is no longer wanted but its transcript is: the user has gone on speaking.
+    """A signal that the answer to a request is no longer wanted, but the transcript is: the user has gone on speaking.
 
-    An engine with ``EngineCapabilities.hears_on`` then ends the answer at once, transcribes the input to its end, and
-    writes only transcripts and a Finished. Other engines ignore it.
+    An engine with ``EngineCapabilities.hears_on`` then ends the answer immediately, transcribes the input to its end,
+    and writes only transcripts and a Finished. Other engines ignore the signal.
     """
 
     __slots__ = ("_callbacks", "made")
@@ -345,7 +346,7 @@ class Cut:
 
     @contextmanager
     def watched(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call ``callback`` when the answer is cut off within the block, or at once if it was cut off before."""
+        """Call ``callback`` when the signal is given within the block, or immediately if it was given before."""
         self._callbacks.append(callback)
         try:
             if self.made:
@@ -359,8 +360,8 @@ class Cut:
 class GenerationRequest:
     """One request, as the engine gets it.
 
-    ``input`` yields the input that is there at the start and, under ``InputMode.EXTEND``, all later chunks as they
-    arrive. Text is valid UTF-8, with whole characters in each chunk. ``input_audio`` is the format of audio chunks
+    ``input`` yields the chunks that have arrived before the start and, under ``InputMode.EXTEND``, all later chunks as
+    they arrive. Text is valid UTF-8, with whole characters in each chunk. ``input_audio`` is the format of audio chunks
     whose own ``format`` is None. ``engine.decoding.decode_input`` decodes input of all modalities.
     """
 
@@ -384,7 +385,7 @@ class GenerationRequest:
     voice_named: bool = False
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
-    #: How words and names are said: from the word to the text that is read in its place, see ``engine.spoken.lexicon``.
+    #: How words and names are said: from the word to the text that is read in its place, see ``Lexicon``.
     lexicon: Mapping[str, str] = field(default_factory=dict)
     #: The language to speak in (primary subtag of RFC 5646), one of the capabilities' ``speech_languages``; None: that
     #: of the voice.
@@ -404,19 +405,20 @@ class GenerationRequest:
     owner: str | None = None
     #: Whether the input is complete and contains no audio.
     without_audio: bool = False
-    #: Whether the client is on this machine, and may see error details that are for the operator.
+    #: Whether the client is on this machine. It may then see error details that are for the operator.
     near: bool = False
     conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
-    #: Whether nobody reads the answer, of one token: the prompt is computed for later requests of the conversation, to
-    #: which engines whose model shares the machine's cores let this one give way (EngineOverloaded).
+    #: Whether the request only has the model compute its prompt, for later requests of the conversation: nobody reads
+    #: the answer, of one token. An engine with ``shares_cores`` ends it with EngineOverloaded when another one comes.
     computes_only: bool = False
     #: The text of this answer that the client has already, from another server; empty if it has none. An engine that
     #: ``continues`` answers writes the text that follows it.
     begun: str = ""
     #: How the text of the answer ended, if ``begun`` is all of it: it has to be spoken only.
     begun_end: Finished | None = None
-    #: Where in ``begun`` the audio that such an engine writes begins, and where in the answer's audio that is, in
-    #: milliseconds. The times of words count from there; positions in the text are those in the whole text.
+    #: The index in ``begun`` at which the audio of such an engine begins, and the position of this place in the whole
+    #: audio of the answer, in milliseconds. The times of words count from this place; indices into the text count from
+    #: the start of the whole text.
     voice_from: int = 0
     voice_from_ms: float = 0
     meter: UsageMeter = field(default_factory=UsageMeter)
@@ -424,7 +426,7 @@ class GenerationRequest:
     cut: Cut = field(default_factory=Cut)
     #: The language of the user's speech, which a recogniser finds while the request runs.
     heard_language: HeardLanguage = field(default_factory=HeardLanguage)
-    #: Where the engine marks when it took the steps of the answer.
+    #: The moments of the answer, which the engine marks.
     times: TurnTimes = field(default_factory=lambda: TurnTimes())
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
@@ -443,7 +445,7 @@ class TextOutput(Struct, frozen=True):
     """A piece of the answer's text, which extends the pieces before it.
 
     ``logprobs`` has an item for each token in ``text``; ``choice`` is the index of the answer, if there are several.
-    With ``refusal``, the model says that it does not answer; this is spoken and kept in the history like other text.
+    ``refusal`` marks text in which the model declines to answer; it is spoken and kept in the history like other text.
     """
 
     text: str
@@ -469,8 +471,8 @@ class ThoughtOutput(Struct, frozen=True):
 class TranscriptOutput(Struct, frozen=True):
     """Recognised speech of the input; ``start_ms`` is its position in the input audio, in milliseconds.
 
-    An interim transcript is a preliminary form of the next segment; the next TranscriptOutput replaces it. The others
-    are final: each is a segment, and together they form the transcript.
+    An interim transcript is a preliminary form of the next segment; the next TranscriptOutput replaces it. A final one
+    is a segment of the transcript; all segments together are the transcript.
     """
 
     text: str
@@ -486,11 +488,11 @@ TOKENS: Final = (TextOutput, ThoughtOutput, ToolCallOutput)
 
 
 class TranscriptGuess(Struct, frozen=True):
-    """The next final transcript, provided that the speaker, who pauses, says nothing more.
+    """A prediction of the next final transcript at a pause, which holds if the speaker says nothing more.
 
     An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for turn detection, and for engines
     that wrap an ASR. They are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
-    ``hearing`` is what the ASR reports besides, as of a TranscriptOutput.
+    ``hearing`` has the same details as that of a TranscriptOutput.
     """
 
     text: str
@@ -498,23 +500,23 @@ class TranscriptGuess(Struct, frozen=True):
 
 
 class TextComplete(Struct, frozen=True):
-    """A report that a spoken answer has all its text, which may be spoken for a while yet. Optional.
+    """A report that the text of a spoken answer is complete, although its audio is not. Optional.
 
-    ``finished`` says how the text ended. It is not the end of the answer.
+    ``finished`` says how the text ended. The answer itself ends with its own Finished.
     """
 
     finished: Finished
 
 
 class WordsComplete(Struct, frozen=True):
-    """A report that all speech of the input is written down, and that the answer begins now. Optional."""
+    """A report that all speech of the input is transcribed, and that the answer begins now. Optional."""
 
 
 class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
     The times of ``words`` count from the start of the answer's audio, not of this piece. A voice without word times may
-    instead set ``text_end``, the end of the clause that the piece belongs to, as an index in the text that is read.
+    instead set ``text_end``: the index, in the text that the voice reads, of the end of the clause of this piece.
     """
 
     samples: Samples | Pcm16
@@ -536,10 +538,10 @@ class PartFailed(Struct, frozen=True):
 class Finished:
     """The last output of an answer, after which ``generate`` returns.
 
-    ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. Only the server reports
-    CANCELLED and ERROR. ``foreign_reasons`` has, in the same order, the names of reasons that FinishReason lacks, such
-    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request,
-    ``citations`` the web pages that the answer is taken from.
+    ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one item for each of several answers. Only the server
+    reports CANCELLED and ERROR. If another server gave a reason that FinishReason lacks, such as "content_filter", the
+    reason is STOP, and ``foreign_reasons``, in the order of ``reasons``, has the other server's name. ``warnings`` are
+    deviations from the request, ``citations`` the web pages that the answer is taken from.
     """
 
     reason: FinishReason
@@ -567,8 +569,8 @@ EngineOutput: TypeAlias = (
 class EngineState(StrEnum):
     """Whether an engine can take requests.
 
-    In STARTING the server refuses requests with EngineOverloaded, in UNHEALTHY with an EngineFailed that ends the
-    session. An engine that restarts its processes returns from UNHEALTHY to OK by itself.
+    While an engine is STARTING, the server refuses requests with EngineOverloaded; while it is UNHEALTHY, with an
+    EngineFailed that ends the session. An engine that restarts its processes returns from UNHEALTHY to OK by itself.
     """
 
     STARTING = "starting"
@@ -577,7 +579,7 @@ class EngineState(StrEnum):
 
 
 class Component(Protocol):
-    """What is started, stopped and described as an engine is: an engine, or a voice."""
+    """An object that is started, stopped and described like an engine: an engine, or a voice."""
 
     #: The name of the kind of engine, for logs, metrics and health reports.
     name: str
@@ -611,16 +613,16 @@ class Component(Protocol):
 class Engine(Component, Protocol):
     """An engine: ``start``, then any number of concurrent ``generate``, then ``stop``.
 
-    **Threads.** All methods are called on the event loop that also serves the connections, which an engine must not
-    block for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
-    ``engine.threads`` has functions that run a call in a thread, and wait for its end on cancellation.
+    **Threads.** All methods are called on the event loop that also serves the connections. An engine must not block it
+    for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
+    ``engine.threads`` has functions that run a call in a thread, and on cancellation wait for the end of the call.
 
-    **Backpressure.** ``OutputWriter.write`` does not wait. An engine that makes much output awaits ``drain`` in
-    between, which waits while the client does not read; a callback looks at ``full``. Input is pulled, see InputSource.
+    **Backpressure.** ``OutputWriter.write`` does not wait. An engine that makes much output awaits ``drain`` between
+    writes, which waits while the client does not read; a callback looks at ``full``. Input is pulled, see InputSource.
 
     **Cancellation.** The server aborts a request by cancelling the task that runs ``generate``, at any time, also while
-    it waits for input. The engine then stops the work and releases what the request holds before ``generate`` ends, in
-    a ``finally`` block. The server waits for that, so it must be quick, and does not cancel a second time.
+    the task waits for input. The engine then stops the work and releases the resources of the request in a ``finally``
+    block, before ``generate`` ends. The server waits for this cleanup, which must be quick, and does not cancel again.
 
     **Errors.** A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
     cannot be decoded, EngineOverloaded (with ``retry_after_ms``) when there is no capacity, EngineFailed when the
@@ -636,8 +638,8 @@ class Engine(Component, Protocol):
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         """Answer a request: write outputs in order to ``out``, the last one a Finished, and return.
 
-        It may write before the input has ended. The server ignores outputs of a modality that was not requested. An
-        engine that wraps another one passes ``out`` on, or an OutputFilter over it.
+        The engine may write before the input has ended. The server ignores outputs of a modality that was not
+        requested. An engine that wraps another one passes ``out`` or an OutputFilter over ``out`` to that engine.
         """
         ...
 
@@ -651,7 +653,7 @@ NOWHERE: Final = TokenRanges()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
-    """Sampling parameters. ``top_k`` 0 disables it; ``stop_token_ids`` are added to the model's own."""
+    """Sampling parameters. ``top_k`` 0 sets no such limit; ``stop_token_ids`` are added to the model's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -663,9 +665,9 @@ class TokenSampling:
 class TokenGeneration:
     """One call to continue a token list.
 
-    ``tokens`` is the whole list. It belongs to the session, which appends decoded tokens to it; an engine must copy
-    what it keeps. With ``max_tokens`` 0 the list is processed but not continued. The ranges select the positions whose
-    log-probabilities and readouts are reported.
+    ``tokens`` is the whole list. The session owns the list and appends decoded tokens to it; an engine that keeps
+    tokens must copy them. With ``max_tokens`` 0 the list is processed but not continued. The ranges select the
+    positions whose log-probabilities and readouts are reported.
     """
 
     request_id: str
@@ -699,7 +701,7 @@ class TokenOutput:
 
 
 class TokenStop(Enum):
-    """Why a TokenGeneration ended."""
+    """The reason why a TokenGeneration ended."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -751,9 +753,9 @@ class TokenEngine(ABC):
     def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
         """Continue a token list: an async generator that ends with one TokensFinished.
 
-        It yields the selected tokens of the list, in order, then each decoded token. A decoded token with a readout is
-        yielded only after the model has processed it. Closing the generator aborts the call. Raises as
-        ``Engine.generate``, and ContextLengthExceeded before the first output.
+        The generator yields the selected tokens of the list, in order, then each decoded token. A decoded token with a
+        readout is yielded only after the model has processed this token. Closing the generator aborts the call. Raises
+        the errors of ``Engine.generate`` and, before the first output, ContextLengthExceeded.
         """
 
 
@@ -785,9 +787,9 @@ class TraceableEngine(Protocol):
 
 
 def incident(failure: str, exception: BaseException, *, request_id: str | None = None) -> EngineFailed:
-    """Log ``exception`` under a new error ID, and return the error for the client.
+    """Log ``exception`` under a new error ID, and return an EngineFailed with this ID for the client.
 
-    The error has this ID, and ``failure`` as its message, since the text of ``exception`` might reveal internals.
+    Its message is ``failure``, since the text of ``exception`` might reveal internals.
     """
     error_id = f"err_{uuid.uuid4().hex}"
     logger.error("%s (%s)", failure, error_id, exc_info=exception)
@@ -806,7 +808,7 @@ EngineMoment: TypeAlias = Literal["llm_asked", "first_token", "first_clause", "f
 
 
 class TurnPart(NamedTuple):
-    """A part of the wait for an answer: its name in ``PARTS``, and when it began and ended."""
+    """A part of the wait for an answer: a name in ``PARTS``, and its begin and end on the event loop's clock."""
 
     name: str
     began: float
@@ -818,17 +820,17 @@ class TurnPart(NamedTuple):
 
 
 class TurnTimes:
-    """The moments of one answer, and what it threw away. A moment is None until it is known, and where there is none.
+    """The times of the steps of one answer, and the work on discarded answers. A time is None if it is not known.
 
-    ``speech_ended``: the end of the user's speech as turn detection labels it, when the sound of it arrived;
-    ``turn_decided``: turn detection took the turn for ended, having heard ``turn_decided_audio_ms`` more.
-    ``input_ended``: the last input had come. ``engine_started``: the engine got the request, which may be while the
-    user speaks. ``transcript_settled``: the last words of the input were final, and ``transcript_guessed``: the same
-    words were known as a guess at a pause. ``llm_asked``: the LLM had all of its input. ``first_token``: the first
-    text, thought or tool call of the answer; ``first_clause``: the voice was given text; ``first_audio_made``: it gave
-    sound. If the answer was begun at a pause, these four are of that answer. ``first_audio_sent`` and
-    ``last_audio_sent``: the sound went to the connection. ``first_audio_played``: the client began to play it, by its
-    report, or the server by its own clock. ``interrupted``: a cancel, speech or another request ended the answer.
+    ``speech_ended``: the sound arrived that turn detection took for the end of the user's speech; ``turn_decided``:
+    turn detection decided that the turn had ended, after ``turn_decided_audio_ms`` more of audio. ``input_ended``: the
+    last input arrived. ``engine_started``: the engine got the request, which may be while the user speaks.
+    ``transcript_settled``: the last words of the input became final; ``transcript_guessed``: the same words were
+    guessed at a pause. ``llm_asked``: the LLM had all of its input. ``first_token``: the first text, thought or tool
+    call of the answer; ``first_clause``: the voice got its first text; ``first_audio_made``: the voice made its first
+    audio. If the answer was begun at a pause, the last four are those of that work. ``first_audio_sent``,
+    ``last_audio_sent``: the audio went to the connection. ``first_audio_played``: playback began, by the client's
+    report or the server's clock. ``interrupted``: a cancel, speech or another request ended the answer.
     """
 
     __slots__ = (
@@ -860,7 +862,7 @@ class TurnTimes:
         self.turn_decided_audio_ms: int | None = None
         #: Whether the answer waits for the transcript. An LLM that hears by itself does not.
         self.awaits_transcript = False
-        #: Whether another server has begun the request: what is marked here is not the whole, and is not told.
+        #: Whether another server has begun the request: the times are then incomplete, and are not reported.
         self.moved = False
         #: Answers that were begun at a pause and not used: how long they were worked on, and their tokens so far.
         self.discarded_sec = 0.0
@@ -871,43 +873,43 @@ class TurnTimes:
     # marking
 
     def mark(self, moment: EngineMoment, stage: str) -> None:
-        """Note that ``moment`` is now, unless it was before, and tell the profiler, as an event of ``stage``."""
+        """Set ``moment`` to now, unless it is set already, and report it to the profiler as an event of ``stage``."""
         if getattr(self, moment) is None:
             setattr(self, moment, asyncio.get_running_loop().time())
             events.emit(stage, moment)
 
     def decide_turn(self, speech_ended: float, now: float, audio_ms: int) -> None:
-        """Note that the turn is taken for ended ``now``, ``audio_ms`` of audio after the end of its speech."""
+        """Note that turn detection decides ``now`` that the turn has ended, ``audio_ms`` of audio after its speech."""
         self.speech_ended = min(speech_ended, now)
         self.turn_decided, self.turn_decided_audio_ms = now, audio_ms
 
     def guess(self, words: str, now: float) -> None:
-        """Note a guess of the words of the input at a pause, which may prove right."""
+        """Note the time of a guess of the input's ``words`` at a pause; "" withdraws the guess."""
         self._guess = (words, now) if words.strip() else None
 
     def settle(self, words: str, now: float) -> None:
-        """Note words of the input that are final; not once sound of the answer was sent."""
+        """Note the time at which ``words`` of the input became final. Ignored once audio of the answer was sent."""
         if self.first_audio_sent is None:
             self.transcript_settled = now
             guess, self._guess = self._guess, None
             self.transcript_guessed = guess[1] if guess is not None and guess[0] == words else None
 
     def all_sent(self, now: float) -> None:
-        """Note that all of the answer went to the connection: its sound, too, if it has any."""
+        """Note that the whole answer, with its audio if it has any, went to the connection."""
         if self.first_audio_sent is not None:
             self.last_audio_sent = now
 
     def play(self, when: float) -> None:
-        """Note that the first sound of the answer was played at ``when``; not before it was sent."""
+        """Note that playback began at ``when``, or when the first audio was sent if that was later."""
         self.first_audio_played = when if self.first_audio_sent is None else max(when, self.first_audio_sent)
 
     def take_over(self, used: TurnTimes) -> None:
-        """Take the engine's moments of an answer that was begun at a pause, and is used."""
+        """Copy the engine's moments from ``used``, those of an answer begun at a pause that becomes the answer."""
         self.llm_asked, self.first_token = used.llm_asked, used.first_token
         self.first_clause, self.first_audio_made = used.first_clause, used.first_audio_made
 
     def discard(self, seconds: float, tokens: int) -> None:
-        """Note an answer that was begun at a pause, and is thrown away after ``seconds`` of work."""
+        """Note that an answer begun at a pause was discarded after ``seconds`` of work and ``tokens`` tokens."""
         self.discarded_sec += seconds
         self.discarded_tokens += tokens
 
@@ -915,27 +917,27 @@ class TurnTimes:
 
     @property
     def origin(self) -> float | None:
-        """The moment from which the others are counted: the end of the speech or, without speech, of the input."""
+        """The moment from which the others are counted: the end of the speech or, without speech, that of the input."""
         if self.moved:
             return None
         return self.input_ended if self.speech_ended is None else self.speech_ended
 
     @property
     def mouth_to_ear(self) -> float | None:
-        """The seconds from the end of the speech to the first sound that was played; None without either."""
+        """The seconds from the end of the speech to the start of playback; None if one of the two is not known."""
         if self.speech_ended is None or self.first_audio_played is None or self.moved:
             return None
         return self.first_audio_played - self.speech_ended
 
     def known(self) -> dict[str, float]:
-        """Return the moments that are known, by their names."""
+        """Return the known moments by their names, in seconds on the event loop's clock."""
         return {name: when for name in MOMENTS if (when := getattr(self, name)) is not None}
 
     def in_ms(self) -> dict[str, int]:
         """Return the known moments in milliseconds since ``origin``, as clients get them; empty without an origin.
 
-        A moment before the origin is negative. With them are ``turn_decided_audio_ms`` and, if an answer was thrown
-        away, ``discarded_ms`` and the ``discarded_tokens`` that are known of it.
+        A moment before the origin is negative. The result also has ``turn_decided_audio_ms`` and, if an answer was
+        discarded, ``discarded_ms`` and ``discarded_tokens``.
         """
         if (origin := self.origin) is None:
             return {}
@@ -949,10 +951,10 @@ class TurnTimes:
         return told
 
     def parts(self) -> list[TurnPart]:
-        """Return what the answer waited for, one part after the other, from ``origin`` to its first sound.
+        """Return the parts of the wait for the answer, in order, from ``origin`` to the first audio.
 
-        Each part begins where the one before ends, so that they sum up to the whole. What was ready before took no time
-        of its own: the part has 0 seconds. A part whose end is not known is left out, and its time is in the next.
+        Each part begins where the previous one ends, so the parts sum up to the whole wait. A part that had ended
+        before the previous one lasts 0 seconds. A part whose end is not known is left out; the next part includes it.
         """
         if (last := self.origin) is None:
             return []

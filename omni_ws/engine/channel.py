@@ -1,6 +1,6 @@
 """Bounded channels, and pipelines: the stages of an engine, which work concurrently, connected by channels.
 
-FrameChunks are what a vocoder's stage sends, in chunks that ChunkPace makes as long as time allows.
+FrameChunks is the common part of vocoder stages, which send audio in chunks; ChunkPace decides their lengths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ChannelClosed(Exception):
 class Channel(Generic[T]):
     """A queue with backpressure for one reader and any number of writers, all on the same event loop.
 
-    ``capacity`` is in bytes, characters or milliseconds rather than items; ``cost`` measures an item in that unit.
+    ``capacity`` is in bytes, characters or milliseconds rather than items; ``cost`` returns the size of an item in the
+    same unit.
 
     ``put`` waits while the channel is full; an item that costs more than the capacity is accepted once the channel is
     empty. Waiting writers take turns in the order of their calls. ``put_nowait`` is for writers that cannot wait, such
@@ -164,7 +165,7 @@ _OUTPUT_OVERHEAD_BYTES = 128
 
 
 class Stage(Protocol[T_contra]):
-    """One stage of an answer, such as Thinker, Talker or Code2Wav."""
+    """One stage of the work on an answer, such as Thinker, Talker or Code2Wav."""
 
     name: str
 
@@ -172,16 +173,16 @@ class Stage(Protocol[T_contra]):
         """Process ``source`` to its end.
 
         The stage puts items for the next stage into ``sink`` (None for the last stage), and writes outputs for the
-        client to ``outputs``; both apply backpressure. When a stage returns before the end of ``source``, the stages
-        before it are cancelled, except for a stage that has closed its ``sink`` itself and still produces outputs. On
-        cancellation a stage releases everything that it holds.
+        client to ``outputs``; both apply backpressure. When a stage returns before the end of its ``source``, the
+        stages before it are cancelled, except those that have closed their ``sink`` and still produce outputs. On
+        cancellation a stage releases all its resources.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageLink:
-    """The channel between two stages: its capacity, in the unit in which ``cost`` measures its items."""
+    """The size of the channel between two stages: its capacity, and the ``cost`` of an item in the same unit."""
 
     capacity: float
     cost: Callable[[Any], float]
@@ -195,11 +196,11 @@ async def pipeline(
     *,
     cut: Cut | None = None,
 ) -> None:
-    """Run ``stages`` over ``source`` to their end; they write their outputs to ``out``.
+    """Run ``stages`` over ``source`` to their end; the stages write their outputs to ``out``.
 
-    ``links`` has the channel between each pair of adjacent stages. Raises the first error of a stage. An error, or the
+    ``links`` has the link between each pair of adjacent stages. Raises the first error of a stage. An error, or the
     cancellation of the call, cancels all stages, and is raised when they have released their resources. Once ``cut`` is
-    made, only the first stage works on: its channel to the next stage is closed, and the others are cancelled.
+    signalled, only the first stage works on: its channel to the next stage is closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
@@ -209,7 +210,7 @@ async def pipeline(
     cancelled: set[asyncio.Task[None]] = set()
 
     def cancel(some: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the tasks that were not cancelled before: a second cancellation would interrupt a task's cleanup."""
+        """Cancel those tasks that were not cancelled yet: a second cancellation would interrupt their cleanup."""
         for task in some:
             if task not in cancelled:
                 cancelled.add(task)
@@ -251,7 +252,7 @@ def _leave_first(
     tasks: Sequence[asyncio.Task[None]],
     cancel: Callable[[Sequence[asyncio.Task[None]]], None],
 ) -> None:
-    """Cancel all stages except the first, and discard its channel, because the answer was cut off."""
+    """Cancel all stages except the first, and discard the first stage's channel, because the answer was cut off."""
     channels[0].discard()
     cancel(tasks[1:])
 
@@ -264,7 +265,7 @@ async def _run(
     *,
     cancel_upstream: Callable[[], None],
 ) -> None:
-    """Run one stage. When it ends, end its ``sink`` and call ``cancel_upstream``; its error ends the pipeline."""
+    """Run one stage; then close its ``sink`` and call ``cancel_upstream``. An error of the stage ends the pipeline."""
     if events.recorder is not None:
         source = _ProfiledSource(source, stage.name)
     try:
@@ -294,12 +295,12 @@ class Outputs(OutputFilter):
             self._out.write(output)
 
     def close(self) -> None:
-        """Drop all further outputs: all stages have ended, or are about to. Idempotent."""
+        """Drop all further outputs, because all stages have ended or are about to end. Idempotent."""
         self.closed = True
         self._over.set()
 
     def fail(self, error: Exception) -> None:
-        """End all stages with ``error``; a stage may call it from a task of its own."""
+        """End the pipeline with ``error``. A task that a stage has started may call this method, too."""
         if not self.closed:
             self._error = error
             self.close()
@@ -339,7 +340,7 @@ class _ProfiledChannel(Channel[Any]):
 
 
 class _ProfiledSource(AsyncIterator[Any]):
-    """The source of a stage; its first item is reported to the profiler as the start of the stage."""
+    """A wrapper of a stage's source, which reports the first item to the profiler as the start of the stage."""
 
     def __init__(self, source: AsyncIterator[Any], stage: str) -> None:
         self._source = source
@@ -373,8 +374,8 @@ CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
 class ChunkPolicy:
     """The limits of a ChunkPace.
 
-    ``first`` is the size of the first chunk of an answer, in codec frames; the chunk is larger if decoding is slower
-    than playback. ``largest`` limits all chunks.
+    ``first`` is the size of the first chunk of an answer, in codec frames; if decoding is slower than playback, the
+    first chunk is larger. ``largest`` is the limit on the size of all chunks, in frames.
     """
 
     first: int = 1
@@ -390,9 +391,9 @@ class ChunkPolicy:
 
     @classmethod
     def asked(cls, parameters: Mapping[str, Mapping[str, Any]] | None) -> Self:
-        """Return the policy that ``stage_params`` ask for by ``code2wav.first_frames`` and ``code2wav.largest_frames``.
+        """Return the policy with the values of ``code2wav.first_frames`` and ``code2wav.largest_frames``.
 
-        Raises InvalidValue.
+        ``parameters`` are a request's ``stage_params``. Raises InvalidValue.
         """
         values = whole_numbers("code2wav", CODE2WAV_PARAMETERS, parameters)
         policy = cls()
@@ -406,7 +407,9 @@ class ChunkPolicy:
 
 
 def whole_numbers(stage: str, names: Set[str], parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
-    """Return the ``stage_params`` for ``stage``: whole numbers from 1 to 1000 by name.
+    """Check and return the parameters of ``stage``, whole numbers from 1 to 1000, by their names.
+
+    ``parameters`` are a request's ``stage_params``.
 
     Raises InvalidValue for other values, and for a name that is not in ``names``.
     """
@@ -421,7 +424,7 @@ def whole_numbers(stage: str, names: Set[str], parameters: Mapping[str, Mapping[
 
 
 class ChunkPlan(NamedTuple):
-    """A decision of ChunkPace: decode ``frames`` now; 0 means to wait for more frames, at most ``wait_ms`` if set."""
+    """A decision of ChunkPace: decode ``frames`` frames now. 0: wait for more frames, at most ``wait_ms`` if set."""
 
     frames: int
     wait_ms: float | None = None
@@ -432,19 +435,20 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """The decision how many codec frames of one answer to decode at a time, which trades latency for throughput.
+    """A policy object that decides how many codec frames of one answer to decode at a time: latency for throughput.
 
     A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
-    side (``vllm.snac_decoder``). Decoding then costs ``frames + context``: single frames cost several times the work of
-    long chunks, but long chunks arrive late. The first chunk is small, for low latency to first audio; chunks grow
-    while the player has enough audio left to bridge the wait. ChunkPace measures the interval between frames and the
-    decoding time, and models a player that starts with the first chunk and plays without pause.
+    side (``vllm.snac_decoder``); chunk and context are the *window*. The decoding time is proportional to the window:
+    a frame costs several times less in a long chunk than alone, but long chunks arrive late. The first chunk is small,
+    for low latency to first audio; chunks grow while the player has enough audio left to bridge the wait. ChunkPace
+    measures the interval between frames and the decoding time, and models a player that starts with the first chunk and
+    plays without pause.
 
-    Pure: the time is an argument, ``now_ms``, by any monotonic clock.
+    ChunkPace reads no clock: each call gets the time as ``now_ms``, in milliseconds of any monotonic clock.
 
     ``frame_ms`` is the duration of a frame in milliseconds, ``context_frames`` the number of context frames of a window
-    (left and right), ``decode_ms_per_frame`` the initial estimate of the decoding time per frame of a window; 0 if
-    unknown.
+    (left and right together), ``decode_ms_per_frame`` the initial estimate of the decoding time per frame of a window;
+    0 if unknown.
     """
 
     def __init__(
@@ -463,7 +467,7 @@ class ChunkPace:
         self._first = self._last_chunk = self._first_chunk()
 
     def received(self, frames: int, now_ms: float) -> None:
-        """Note that ``frames`` have arrived from the Talker."""
+        """Note that ``frames`` frames have arrived from the Talker."""
         if frames and self._last_arrival_ms is not None:
             interval = (now_ms - self._last_arrival_ms) / frames
             self._interval_ms += _SMOOTHING * (interval - self._interval_ms)
@@ -471,9 +475,9 @@ class ChunkPace:
             self._last_arrival_ms = now_ms
 
     def emitted(self, frames: int, decode_ms: float, now_ms: float, *, audio_ms: float | None = None) -> None:
-        """Note that a chunk of ``frames`` frames was sent, whose decoding took ``decode_ms``.
+        """Note that a chunk of ``frames`` frames, whose decoding took ``decode_ms``, was sent.
 
-        ``audio_ms`` is the duration of its audio, if it differs from the duration of the frames.
+        ``audio_ms`` is the duration of the chunk's audio if it differs from the duration of the frames.
         """
         per_frame = decode_ms / (frames + self._context)
         if not self._decode_ms_per_frame:
@@ -489,14 +493,14 @@ class ChunkPace:
         return 0.0 if self._began_ms is None else self._emitted_ms - (now_ms - self._began_ms)
 
     def plan(self, ready: int, now_ms: float, *, complete: bool = False) -> ChunkPlan:
-        """Decide what to do with the ``ready`` frames; ``complete`` says that no more follow in this clause.
+        """Decide how many of the ``ready`` frames to decode; ``complete``: no more frames follow in this clause.
 
-        Before the first chunk: wait until it has its size.
+        The first chunk waits until its frames have arrived.
 
-        After it: wait for a chunk of up to ``growth`` times its predecessor, if it can be received and decoded before
-        the player's audio is down to the margin. Otherwise decode as many of the ready frames as can be decoded before
-        the margin or, failing that, before the underrun. When even that is too late, a large chunk helps the player
-        recover: decode the ready frames, up to the size of the grown chunk.
+        A later chunk may grow to ``growth`` times its predecessor. Wait for more frames if a longer chunk can be
+        received and decoded before the player's audio is down to the margin. Otherwise decode as many ready frames as
+        can be decoded before the margin is reached, or else before the player runs out of audio. If even one frame
+        takes too long, decode all ready frames, up to the size of the grown chunk, so that the player recovers.
         """
         if self._began_ms is None:
             return ChunkPlan(min(ready, self._first) if ready >= self._first or complete else 0)
@@ -518,9 +522,10 @@ class ChunkPace:
         return ChunkPlan(frames)
 
     def _first_chunk(self) -> int:
-        """Return the size of the first chunk.
+        """Return the size of the first chunk, in frames.
 
-        It has to last until a second chunk is decoded whose size takes less time to decode than to play.
+        The first chunk has to play until the second one is decoded. The second chunk is the smallest that takes no
+        longer to decode than to play.
         """
         lasting = 1
         while lasting < self._policy.largest and self._decode_ms(lasting) > lasting * self._frame_ms:
@@ -529,9 +534,9 @@ class ChunkPace:
         return min(self._policy.largest, max(self._policy.first, ceil(slow / self._frame_ms)))
 
     def _largest_in_time(self, least: int, most: int, ready: int, now_ms: float, left_ms: float) -> int:
-        """Return the largest chunk of ``least`` to ``most`` frames that can be decoded within ``left_ms``; 0 if none.
+        """Return how many frames, from ``least`` to ``most``, can be decoded within ``left_ms`` at most; 0 if none.
 
-        The time includes the wait for frames beyond those that are ``ready``.
+        ``left_ms`` includes the wait for frames beyond the ``ready`` ones.
         """
         since = 0.0 if self._last_arrival_ms is None else now_ms - self._last_arrival_ms
         for frames in range(most, least - 1, -1):
@@ -548,7 +553,7 @@ class ChunkPace:
 
 
 class HasCodes(Protocol):
-    """An item of a Talker's output: codec frames, along the first axis of ``codes``."""
+    """An item of a Talker's output. The first axis of the array ``codes`` is that of the codec frames."""
 
     @property
     def codes(self) -> Any: ...
@@ -558,15 +563,15 @@ Item = TypeVar("Item", bound=HasCodes)
 
 
 def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> StageLink:
-    """Return the link between Talker and vocoder, whose capacity is in milliseconds of audio."""
+    """Return a link between Talker and vocoder; its capacity is in milliseconds of audio."""
     return StageLink(capacity_ms, lambda item: len(item.codes) * frame_ms)
 
 
 class FrameChunks(Generic[Item]):
-    """The common part of stages that decode codec frames: an inbox, the pace, and sending of audio.
+    """The common part of stages that decode codec frames: it receives frames, plans chunks, and sends audio.
 
-    ``most_held`` limits the frames in the inbox and in decoding; further frames wait in the link, whose backpressure
-    pauses the Talker. ``sample_rate`` is in Hz; ``clock`` is a monotonic clock in seconds.
+    ``most_held`` is the maximum number of frames in the inbox and in decoding together; further frames wait in the
+    link, whose backpressure pauses the Talker. ``sample_rate`` is in Hz; ``clock`` is a monotonic clock in seconds.
     """
 
     def __init__(
@@ -595,7 +600,7 @@ class FrameChunks(Generic[Item]):
 
     @asynccontextmanager
     async def reading(self, source: AsyncIterator[Item]) -> AsyncIterator[None]:
-        """Fill the inbox from ``source`` while the block runs; leaving it raises the error of the source, if any."""
+        """Fill the inbox from ``source`` while the block runs; the end of the block raises the error of ``source``."""
         # A separate task reads, so that the pace sees frames when they arrive, even while a chunk is being decoded.
         task = asyncio.create_task(self._read(source), name=f"{self._stage} reading")
         try:
@@ -605,7 +610,7 @@ class FrameChunks(Generic[Item]):
             await end_tasks(task)
 
     async def has_more(self) -> bool:
-        """Wait for an item; returns False at the end of the source."""
+        """Wait until the inbox has an item, and return True; return False at the end of the source."""
         while not self.inbox and not self.ended:
             await self.wait()
         return bool(self.inbox)
@@ -615,7 +620,7 @@ class FrameChunks(Generic[Item]):
         return self._pace.plan(ready, self._now_ms(), complete=complete)
 
     async def wait(self, milliseconds: float | None = None) -> None:
-        """Wait for the inbox to change, for at most ``milliseconds``."""
+        """Wait until the inbox changes or the source ends, but at most ``milliseconds``; None for no limit."""
         try:
             async with asyncio.timeout(None if milliseconds is None else milliseconds / 1000):
                 await self._changed.wait()
@@ -631,7 +636,7 @@ class FrameChunks(Generic[Item]):
         *,
         text_end: int | None = None,
     ) -> None:
-        """Await ``decoding``, the samples of the next ``frames`` frames, and write them to ``outputs``.
+        """Await ``decoding``, which returns the samples of the next ``frames`` frames, and write them to ``outputs``.
 
         ``text_end`` is the end of their clause, see AudioOutput.
         """
@@ -653,7 +658,7 @@ class FrameChunks(Generic[Item]):
         await outputs.drain()
 
     async def _read(self, source: AsyncIterator[Item]) -> None:
-        """Move items from the source to the inbox, up to the limit."""
+        """Move items from the source to the inbox, and wait while ``most_held`` frames are held."""
         try:
             async for item in source:
                 self._pace.received(len(item.codes), self._now_ms())

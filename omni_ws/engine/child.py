@@ -38,14 +38,14 @@ _MOST_CHARACTERS: Final = 500
 
 
 class ChildEnded(Exception):
-    """Raised when a process has ended, or sends no more messages."""
+    """Raised when a child process has ended, or sends no more messages."""
 
 
 class Child:
-    """A child process that the server started; log and error messages call it ``name``.
+    """A child process of the server, which log and error messages call ``name``.
 
-    The server writes messages to its standard input, and reads its messages from its standard output. The process ends
-    when its standard input is closed.
+    The server writes messages to the process's standard input, and reads messages from the process's standard output.
+    The process ends when its standard input is closed.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, *, kinds: Any) -> None:
@@ -57,9 +57,10 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, module: str, *arguments: str, kinds: Any, keeps_log: bool = False) -> Self:
-        """Start ``python -m module arguments``, whose messages have headers of ``kinds``. Raises OSError.
+        """Start ``python -m module arguments``. ``kinds`` are the types of its messages' headers. Raises OSError.
 
-        Its standard error is the server's; with ``keeps_log`` it goes to ``last_words`` and the debug log instead.
+        The process shares the server's standard error; with ``keeps_log``, its standard error goes to ``last_words``
+        and the debug log instead.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments),
@@ -87,7 +88,7 @@ class Child:
         return "; ".join(self._said)
 
     def send(self, header: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, without waiting. Does nothing if the process has ended, which ``receive`` reports."""
+        """Send a message, without waiting. Does nothing if the process has ended; ``receive`` reports that."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode_message(header, body))
@@ -95,7 +96,7 @@ class Child:
     async def receive(self) -> tuple[Any, bytes]:
         """Return the header and the body of the next message.
 
-        Raises ChildEnded if the process has ended, or sends anything but messages, for which it is killed.
+        Raises ChildEnded if the process has ended. A process that sends invalid bytes is killed first.
         """
         assert self._process.stdout is not None
         try:
@@ -119,7 +120,8 @@ class Child:
     async def end(self) -> int:
         """Close the input of the process, and kill the process if it does not end within STOP_SEC. Idempotent.
 
-        Returns the exit status, or minus the signal that ended the process. A cancelled call kills it at once.
+        Returns the exit status, or minus the signal that ended the process. If the call is cancelled, it kills the
+        process immediately.
         """
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -159,7 +161,7 @@ async def receive_message(reader: asyncio.StreamReader, headers: msgspec.json.De
 
 
 def _environment() -> dict[str, str]:
-    """Return environment variables with which a child process imports this package from where the server did."""
+    """Return the environment of a child process, which has it import this package from the server's folder."""
     package_folder = str(Path(omni_ws.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
@@ -187,7 +189,7 @@ async def keep_running(
     """Restart a process whenever it dies, forever.
 
     ``until_death`` waits for the death of the process, cleans up, and returns the reason for the log. ``start`` starts
-    the next process; it is called again until it succeeds. ``backoff`` has the waits before each call.
+    the next process, and is called until it succeeds. ``backoff`` returns the wait before each call of ``start``.
     """
     loop = asyncio.get_running_loop()
     while True:

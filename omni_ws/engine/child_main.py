@@ -1,6 +1,6 @@
 """The child's side of a process that the server started: messages to and from the server, exiting, and memory.
 
-Does without asyncio, which takes memory and time to import. The server's side is in ``child``.
+The module does not import asyncio, which takes memory and time. The server's side is in ``child``.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ class ServerLink:
 
     ``kinds`` are the types of the server's headers. The process exits at the end of its input, whatever it is doing:
     the server closes the input to end the process, and the input also closes when the server dies. A thread reads the
-    messages, and calls ``at_once`` with each header; if that returns True, ``receive`` does not return the message.
+    messages, and calls ``at_once`` with each header as it arrives. If ``at_once`` returns True, the message is done:
+    ``receive`` does not return it.
 
-    What C libraries print goes to standard error. Signals to the whole process group are ignored.
+    The output of C libraries goes to standard error. Signals to the whole process group are ignored.
     """
 
     def __init__(self, kinds: Any, *, at_once: Callable[[Any], bool] = lambda header: False) -> None:
@@ -148,11 +149,10 @@ _M_ARENA_MAX: Final = -8
 
 
 def share_heaps(most: int) -> None:
-    """Limit the C library's heaps to ``most`` (glibc's default: eight per core), so that threads reuse freed memory.
+    """Limit the number of the C library's heaps to ``most``, so that threads reuse memory that other threads freed.
 
-    Threads that share a heap wait for one another.
-
-    Call it before other threads start.
+    glibc's default is eight heaps per core. Threads that share a heap wait for one another. To be called before other
+    threads start.
     """
     if (mallopt := _c_function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, most)

@@ -1,4 +1,4 @@
-"""Text on its way through an engine: the earlier messages that an input continues, and pieces and clauses of text."""
+"""Text as engines process it: earlier parts of the user's message, notes on the language, pieces and clauses."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class EarlierParts(ABC):
 
     @abstractmethod
     async def chunks(self) -> tuple[InputChunk, ...]:
-        """Wait for the transcripts, and return the parts in order: text, or audio if it has no transcript."""
+        """Wait for the transcripts, and return the parts in order: as text, or as audio if there is no transcript."""
 
 
 class ContinuedInput:
-    """The input of a request that continues a message: an InputSource of ``earlier`` parts and the request's ``own``.
+    """The input of a request that continues a message: an InputSource of the ``earlier`` parts and the ``own`` input.
 
-    A blank separates the texts of the two. An engine that can process ``own`` before the earlier parts are known reads
-    the two attributes instead.
+    A blank separates the two texts. An engine that can process ``own`` before the earlier parts are known reads the two
+    attributes instead of iterating.
     """
 
     def __init__(self, earlier: EarlierParts, own: InputSource) -> None:
@@ -51,7 +51,7 @@ class ContinuedInput:
 
 
 def own_part(source: InputSource) -> InputSource:
-    """Return the input of a request without the earlier parts of its message, for engines that ignore those."""
+    """Return the input of a request without the earlier parts of its message, for engines that ignore these parts."""
     return source.own if isinstance(source, ContinuedInput) else source
 
 
@@ -76,7 +76,7 @@ class _Continued(AsyncIterator[InputChunk]):
 
 
 def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
-    """Return ``chunk``, with a blank in front of its text if that would touch the text in ``before``."""
+    """Return ``chunk``, with a blank before its text if no white space separates it from the text of ``before``."""
     texts = before.modality is Modality.TEXT and chunk.modality is Modality.TEXT and chunk.tool_call_id is None
     if not texts or not chunk.payload or before.payload[-1:].isspace() or chunk.payload[:1].isspace():
         return chunk
@@ -87,10 +87,10 @@ def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Cut a history into turns; an engine may drop the oldest turns to fit its context.
+    """Return the turns of a history; an engine may drop the oldest turns to fit its context window.
 
-    A turn begins with a user message. It includes the answer with its tool calls and their results, which must not be
-    separated.
+    A turn begins with a user message, and includes the answer with its tool calls and their results: a tool call must
+    not be separated from its result.
     """
     turns: list[list[Message]] = []
     for message in history:
@@ -126,7 +126,10 @@ _FIRST: Final = "en"
 
 
 def told_language(request: GenerationRequest, llm: Engine) -> GenerationRequest:
-    """Return ``request`` with notes about the language for ``llm``, unless it hears, or reads ``heard_language``."""
+    """Return ``request`` with notes that tell ``llm`` the user's language, if ``llm`` would not know it otherwise.
+
+    An LLM that takes audio, or reads ``GenerationRequest.heard_language``, gets no notes.
+    """
     able = llm.capabilities
     if able.reads_language or Modality.AUDIO in able.input_modalities or request.options.interprets_into:
         return request
@@ -136,12 +139,12 @@ def told_language(request: GenerationRequest, llm: Engine) -> GenerationRequest:
 
 
 def language_note(language: str) -> str:
-    """Return the note that the user speaks ``language`` (primary subtag of RFC 5646)."""
+    """Return a line such as "(The user speaks German.)"; ``language`` is a primary subtag of RFC 5646."""
     return f"\n(The user speaks {language_name(language).title()}.)"
 
 
 def _noted(history: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
-    """Return the history with a note wherever the language changes, and its last language."""
+    """Return ``history`` with a note wherever the spoken language changes, and the last language that was noted."""
     noted, told = [], _FIRST
     for message in history:
         spoken_in = message.parts[-1].language
@@ -160,7 +163,7 @@ def _with_note(message: Message, note: str) -> Message:
 
 
 class _NotedInput(AsyncIterator[InputChunk]):
-    """The input of a request, with a note at its end if it was spoken in another language than ``told``."""
+    """The input of a request, with a note at its end if the user speaks another language than ``told``."""
 
     def __init__(self, source: AsyncIterator[InputChunk], heard: HeardLanguage, *, told: str) -> None:
         self._source = source
@@ -229,7 +232,7 @@ BEGIN_AFTER: Final = 0.4
 #: is no faster writes a long sentence in seconds.
 PHRASE_GRACE: Final = 0.03
 
-#: A first phrase has so many words, or one less in front of a link, such as "by which".
+#: The least number of words of a first phrase, one less before a link such as "by which".
 PHRASE_WORDS: Final = 5
 
 #: Marks behind which a phrase ends, and the sentence goes on.
@@ -267,19 +270,19 @@ class TextClause(NamedTuple):
 
 
 class Phrase(TextClause):
-    """The beginning of a sentence, up to where a phrase ends that the rest of the sentence follows."""
+    """The first phrase of a sentence whose rest has not been yielded yet."""
 
 
 class ClauseSplitter:
     """A splitter of text that arrives in pieces into clauses, at positions that further text cannot change.
 
-    When no more text arrives for a while, ``looks_complete`` tells whether the text in progress looks like a whole
-    sentence, and ``rest`` returns it as a clause.
+    The *text in progress* is the text since the last clause. When no more text arrives for a while, ``looks_complete``
+    says whether the text in progress looks like a whole sentence, and ``rest`` returns it as a clause.
 
-    To start speech early, the first clause may have its own limits, in characters: from ``first_comma_after`` on it may
-    end at a comma, and it ends before the word that would exceed ``first_longest``.
+    To start speech early, the first clause may have its own limits, in characters: it may end at any comma after
+    ``first_comma_after``, and ends before the word that would exceed ``first_longest``.
 
-    Abbreviations, whose full stop ends no sentence, are those of ``language`` (RFC 5646; "" for one without any).
+    ``language`` (RFC 5646) selects the abbreviations whose full stop ends no sentence; with "" there are none.
 
     The clauses do not depend on how the text is cut into pieces. Time is linear in the length of the text; memory is
     limited to the clause in progress.
@@ -303,7 +306,7 @@ class ClauseSplitter:
         self._end_unless_number: int | None = None
 
     def feed(self, text: str) -> list[TextClause]:
-        """Return the clauses that ``text`` completes."""
+        """Add ``text``, the next piece, and return the clauses that it completes."""
         clauses: list[TextClause] = []
         taken = 0
         while taken < len(text):
@@ -319,7 +322,7 @@ class ClauseSplitter:
 
     @property
     def looks_complete(self) -> bool:
-        """Whether the text in progress ends like a sentence, and no further word has arrived after it."""
+        """Whether the text in progress ends like a sentence, and no further word has arrived after this end."""
         text = self._waiting.rstrip()
         if text.endswith(_SENTENCE_ENDS):
             return True
@@ -328,7 +331,7 @@ class ClauseSplitter:
         return end < len(text) and not _is_abbreviation(_word_before(text, end), self._abbreviations)
 
     def rest(self) -> TextClause:
-        """Remove the text in progress and return it as a clause, which may be empty."""
+        """Remove the text in progress, and return it as a clause, which may be empty."""
         rest = self._clause(self._waiting, self._fed - len(self._waiting))
         self._begin("")
         if rest.text:
@@ -336,7 +339,7 @@ class ClauseSplitter:
         return rest
 
     def words(self) -> TextClause:
-        """Remove and return the text in progress before its last word, which may be incomplete. May be empty."""
+        """Remove and return the text in progress without its last word, which may be incomplete. May be empty."""
         end = last_border(self._waiting)
         words = self._clause(self._waiting[:end], self._fed - len(self._waiting))
         if words.text:
@@ -345,9 +348,10 @@ class ClauseSplitter:
         return words
 
     def phrase_end(self, words: PhraseWords) -> int:
-        """Return where the first phrase of the text in progress ends, of PHRASE_WORDS or so; 0 if it has no end yet.
+        """Return the index at which the first phrase of the text in progress ends; 0 if the end has not arrived.
 
-        It ends after a comma, colon, semicolon or dash, but for one behind a number, or before a word of ``words``.
+        The phrase has at least about PHRASE_WORDS words. It ends after a comma, colon, semicolon or dash that follows
+        no digit, or before one of ``words``.
         """
         link: int | None = None
         for number, word in enumerate(_WHOLE_WORD.finditer(self._waiting)):
@@ -362,7 +366,7 @@ class ClauseSplitter:
         return 0
 
     def phrase(self, end: int) -> Phrase:
-        """Remove and return the text in progress up to ``end``, a ``phrase_end``."""
+        """Remove and return the text in progress up to ``end``, an index that ``phrase_end`` returned."""
         phrase = Phrase(*self._clause(self._waiting[:end], self._fed - len(self._waiting)))
         self._begin(self._waiting[end:].lstrip())
         self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
@@ -379,7 +383,7 @@ class ClauseSplitter:
         self._marks = self._end_unless_number = None
 
     def _next_end(self) -> int | None:
-        """Return the length of the clause in progress; None while more text could change it."""
+        """Return the length of the first clause in progress; None while more text could change this length."""
         while True:
             end = self._end_unless_number
             if end is None:
@@ -405,7 +409,7 @@ class ClauseSplitter:
         return space if space > 0 else self._longest
 
     def _may_end(self, marks: int, kind: str) -> bool:
-        """Whether the marks at ``marks`` end a clause rather than an abbreviation or the number of a list item."""
+        """Whether the marks at index ``marks`` end a clause rather than an abbreviation or a list item's number."""
         if kind.startswith("clause"):
             return marks >= self._comma_after
         if _NUMBERING.fullmatch(self._waiting, 0, marks):
@@ -413,7 +417,10 @@ class ClauseSplitter:
         return not _is_abbreviation(_word_before(self._waiting, marks), self._abbreviations)
 
     def _next_ending(self) -> tuple[int, int, str] | None:
-        """Return start, end (after closing quotes) and kind of the next run of marks; None if it may continue."""
+        """Return start, end (after closing quotes) and kind of the next run of marks, or None.
+
+        None: there are no more marks, or more of them may follow. The kinds are the groups of ``_MARK``.
+        """
         text = self._waiting
         while True:
             if self._marks is None:
@@ -437,13 +444,13 @@ class ClauseSplitter:
 
 
 def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys.maxsize) -> int:
-    """Return the end of the match of ``pattern`` at ``position``."""
+    """Return the end of the match of ``pattern`` at ``position``, or ``position`` if nothing matches."""
     found = pattern.match(text, position, limit)
     return position if found is None else found.end()
 
 
 def is_being_written(source: InputSource) -> bool:
-    """Whether the client is still sending this input: speech then begins early, with shorter clauses."""
+    """Whether the client is still sending this input. Speech then begins early, with shorter clauses."""
     own = own_part(source)
     return isinstance(own, Channel) and not own.closed
 
@@ -456,11 +463,11 @@ async def clauses_as_they_come(
     begin_after_sec: float | None = None,
     phrase_words: PhraseWords | None = None,
 ) -> AsyncGenerator[TextClause, None]:
-    """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
+    """Yield the clauses of a text; ``source`` yields the text in pieces, and at its end the last clause is yielded.
 
-    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. Before the first
-    clause, whole words are yielded when no more text arrives for ``begin_after_sec`` seconds; None disables that. With
-    ``phrase_words`` the first phrase is yielded if no more arrives for PHRASE_GRACE. A caller that stops early has to
+    Clauses are also yielded when no more text arrives for a while: text that looks like a whole sentence after
+    ``grace_sec``; before the first clause, whole words after ``begin_after_sec`` (None: never) or, with
+    ``phrase_words``, the first phrase after PHRASE_GRACE. All times are in seconds. A caller that stops early has to
     close the generator.
     """
     begun = False
@@ -493,14 +500,14 @@ async def clauses_as_they_come(
 
 
 def first_clause_of(source: InputSource) -> tuple[int, float | None]:
-    """Return the ``first_comma_after`` of a ClauseSplitter and the ``begin_after_sec`` for text from this input."""
+    """Return ``first_comma_after`` for a ClauseSplitter and ``begin_after_sec`` for ``clauses_as_they_come``."""
     return (0, BEGIN_AFTER) if is_being_written(source) else (COMMA_AFTER, None)
 
 
 async def with_pauses(
     source: AsyncIterator[str], longest_wait: Callable[[], float | None]
 ) -> AsyncGenerator[str | None, None]:
-    """Yield the pieces of a text, and a single None for each wait that exceeds ``longest_wait()`` seconds."""
+    """Yield the pieces of a text, and one None whenever the wait for a piece exceeds ``longest_wait()`` seconds."""
     reading: asyncio.Task[str | None] | None = None
     paused = False
     try:
@@ -525,7 +532,7 @@ async def _next(source: AsyncIterator[str]) -> str | None:
 
 
 def last_border(text: str) -> int:
-    """Return the end of the last word of ``text`` that white space follows; 0 if there is none."""
+    """Return the end of the last word in ``text`` that is followed by white space; 0 if there is none."""
     last = 0
     for found in _BORDER.finditer(text):
         last = found.start()

@@ -1,12 +1,12 @@
-"""Decodes the input of a request: chunks to samples, text and pixels. Shared by all engines.
+"""The decoding of a request's input: chunks to samples, text and pixels. Shared by all engines.
 
 A *part* is a run of chunks of one modality and format; its decoded pieces have the same part number.
 
-Decoding runs in threads. A *hop* is one call in a thread. It decodes all chunks that wait when it starts, so that a
+Decoding runs in threads. A *hop* is one call in a thread. A hop decodes all chunks that wait when it starts, so that a
 stream of 20 ms frames under load does not cost a hop for each frame. Hops run in the ListeningThreads, which all
-sessions share fairly, and decode at most a slice of audio. Hops for images and video take a decoding slot and run in
-the ``executor`` of the engine. Input that is decoded in less time than a thread takes to wake is decoded on the event
-loop (``InputDecoder.decodes_at_once``).
+sessions share fairly, and decode at most a slice of audio. Hops for images and video run in the engine's ``executor``,
+and need a *decoding slot*: a share of the server's memory for pixels. Input that takes less time to decode than a
+thread takes to wake is decoded on the event loop (``InputDecoder.decodes_at_once``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from omni_ws.profiler import events
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """Mono samples at the rate that the engine asked for. A new part number marks a discontinuity."""
+    """Mono samples at the requested rate. A new part number marks a discontinuity in the audio."""
 
     samples: Samples
     part: int
@@ -91,9 +91,9 @@ DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | Vid
 
 
 def reserved_size(part: DecodedPart) -> int:
-    """Return the bytes that are reserved in the media room for a part.
+    """Return the number of bytes that are reserved in the MediaRoom for a part.
 
-    That is 0 for text: it is no larger than its chunks, which count as input.
+    Text reserves 0: it is no larger than its chunks, which count as input.
     """
     return 0 if isinstance(part, (TextPart, ToolResultPart)) else size_of(part)
 
@@ -182,16 +182,16 @@ async def decode_input(
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
-    ``audio`` is the format of chunks without one of their own. Audio is decoded to mono at ``sample_rate`` Hz; images
-    and video are scaled to ``limits``. ``lane`` is the session's; without one, the request has its own. ``warn`` is
-    called for input that was dropped; ``check`` raises for chunks that are refused; ``on_end`` is called when the
-    source has been read to its end. A caller that stops early has to close the generator.
+    ``audio`` is the format of audio chunks without a format of their own. Audio is decoded to mono at ``sample_rate``
+    Hz; images and video are scaled to ``limits``. ``lane`` is the session's Lane; with None, the request gets a Lane of
+    its own. ``warn`` is called for input that was dropped; ``check`` raises for chunks that are refused; ``on_end`` is
+    called when the source has been read to its end. A caller that stops early has to close the generator.
 
     Memory is reserved in ``share`` before it is allocated. The memory of a part stays reserved until the next part is
-    requested; a consumer that keeps a part longer reserves memory for it itself.
+    requested; a consumer that keeps a part longer has to reserve memory for it.
 
     Raises UnsupportedFormat for input that cannot be decoded; InvalidValue; PayloadTooLarge or EngineOverloaded when
-    memory runs out. The error comes after all parts decoded before it, with the ``sequence_id`` of its chunk.
+    memory runs out. All parts before the error are yielded first; the error has the ``sequence_id`` of its chunk.
     Exceptions of ``source`` are passed on.
     """
     decoder = InputDecoder(audio, sample_rate, limits, share)
@@ -226,7 +226,7 @@ def decode_request(
     sample_rate: int = DEFAULT_SAMPLE_RATE,
     on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Yield the decoded parts of a request, as ``decode_input``.
+    """Yield the decoded parts of a request's input, see ``decode_input``.
 
     ``executor`` is for images and video. Raises UnsupportedModality for a part whose modality is not in ``takes``.
     """
@@ -252,7 +252,7 @@ def decode_request(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An InputSource of given chunks, which need not be waited for."""
+    """An InputSource of given chunks, which are there from the start."""
 
     chunks: Sequence[InputChunk]
 
@@ -266,8 +266,8 @@ async def decode_speech(
 ) -> Samples | None:
     """Decode speech of an earlier request to mono at ``sample_rate`` Hz.
 
-    Returns None for speech that exceeds its estimated duration by MAX_DURATION_FACTOR, such as silence that is
-    compressed to almost nothing. The samples stay reserved in ``share``.
+    Returns None for speech longer than MAX_DURATION_FACTOR times the estimate for its size, such as silence that is
+    compressed to almost nothing. The memory of the samples stays reserved in ``share``.
     """
     most = max(1.0, speech.audio_ms / 1000 * MAX_DURATION_FACTOR) * sample_rate
     blocks: list[Samples] = []
@@ -293,7 +293,7 @@ async def decode_speech(
 
 
 class _Hops:
-    """The hops of one input: it runs the decoding hop by hop, and returns the memory of the parts that were yielded."""
+    """The hops that decode one input; they also return the memory of parts to the share when the caller is done."""
 
     def __init__(
         self, decoder: InputDecoder, share: MediaShare, *, lane: Lane, executor: Executor, sample_rate: int
@@ -337,7 +337,7 @@ class _Hops:
                 raise hop.error
 
     def close(self) -> None:
-        """Return the memory of the part yielded last. Idempotent."""
+        """Return the memory of the last yielded part to the share. Idempotent."""
         self._share.give(self._yielded_bytes)
         self._yielded_bytes = 0
 
@@ -354,7 +354,7 @@ class _Hops:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """The result of a hop: the decoded ``parts``, and what ended the hop."""
+    """The result of a hop: the decoded ``parts``, and whether and how decoding goes on (``more``)."""
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
@@ -369,7 +369,7 @@ class _Hop:
 def _one_hop(
     parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_slot: bool, most_audio: int = HOP_BYTES
 ) -> _Hop:
-    """Decode parts up to about HOP_BYTES, or ``most_audio`` bytes of audio; stop at a SlotRequest without a slot."""
+    """Decode parts up to about HOP_BYTES, or ``most_audio`` bytes of audio. Without a slot, stop at a SlotRequest."""
     decoded: list[DecodedPart] = []
     size, audio_bytes, more = 0, 0, False
     slot_bytes: int | None = None
@@ -425,7 +425,7 @@ MAX_SELECTED_FROM: Final = 16 * MAX_FRAMES
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """Yielded before a part that needs a decoding slot, with ``size`` bytes to reserve together with the slot."""
+    """A request, yielded before a part, for the decoding slot that it needs and for ``size`` bytes with the slot."""
 
     size: int
 
@@ -433,8 +433,8 @@ class SlotRequest:
 class InputDecoder:
     """A decoder of all chunks of one input, in order. For use by one thread at a time.
 
-    The generators yield a SlotRequest before each image and each piece of video. The caller gets a slot and resumes
-    them, or closes them. Memory is reserved in ``room``.
+    The generators yield a SlotRequest before each image and each piece of video. The caller then gets a decoding slot
+    and resumes the generator, or closes it. Memory is reserved in ``room``.
     """
 
     def __init__(self, audio: AudioFormat, sample_rate: int, limits: MediaLimits, room: Room) -> None:
@@ -453,14 +453,14 @@ class InputDecoder:
         self._selection: FrameSelection | None = None
 
     def decode(self, chunks: Sequence[InputChunk]) -> Generator[DecodedPart | SlotRequest]:
-        """Yield the parts that ``chunks`` complete. The generator has to be exhausted before the next call."""
+        """Decode ``chunks``, and yield the parts. The generator has to be exhausted before the next call."""
         for chunk in chunks:
             if chunk.has_content:
                 yield from self._open(chunk)
                 yield from self._feed(chunk)
 
     def finish(self) -> Generator[DecodedPart | SlotRequest]:
-        """Yield the parts that the end of the input completes."""
+        """End the input, and yield the parts that the decoders still hold."""
         yield from self._close_part()
 
     def tell(self, warn: Callable[[OmniError], None]) -> None:
@@ -470,10 +470,10 @@ class InputDecoder:
             warn(error)
 
     def decodes_at_once(self, chunks: Sequence[InputChunk] = ()) -> bool:
-        """Whether decoding ``chunks``, or ``finish``, takes less time than to wake a thread.
+        """Whether ``decode(chunks)``, or ``finish`` if there are no chunks, takes less time than to wake a thread.
 
-        That is so for up to AT_ONCE_BYTES of text, and of raw audio that continues the current part: the first chunk of
-        a part may load the resampler.
+        This is true for at most AT_ONCE_BYTES of text, or of raw audio that continues the current part: the first chunk
+        of a part may load the resampler.
         """
         if self._video is not None or (self._audio is not None and not self._audio.source.is_raw):
             return False
@@ -538,7 +538,7 @@ class InputDecoder:
                 yield ImagePart(self._fitted_image(chunk.payload, size), self._part)
 
     def _close_part(self) -> Generator[DecodedPart | SlotRequest]:
-        """Yield what the decoder of the current part still holds, and release it."""
+        """Yield the rest that the decoder of the current part holds, and release the decoder."""
         try:
             if self._audio is not None:
                 yield from self._samples(self._audio, None)
@@ -564,7 +564,7 @@ class InputDecoder:
         )
 
     def _video_parts(self, frames: Iterator[VideoFrame]) -> Iterator[VideoPart]:
-        """Yield the frames, or pass them to the selection, which yields at the end of the part."""
+        """Yield the frames; or, if only some are selected, collect them until the end of the part."""
         for frame in frames:
             if self._selection is not None:
                 self._selection.add(self._fitted(frame))
@@ -586,7 +586,7 @@ class InputDecoder:
         return VideoFrame(frame.timestamp_ms, self._scaled(self._limits.fit_frame, frame.pixels))
 
     def _scaled(self, fit: Callable[[Pixels], Pixels], pixels: Pixels) -> Pixels:
-        """Scale ``pixels`` and reserve the result in place of the original."""
+        """Scale ``pixels`` with ``fit``, and reserve the memory of the result instead of that of the original."""
         fitted = fit(pixels)
         if fitted is not pixels:
             self._room.take(fitted.nbytes)
@@ -594,7 +594,7 @@ class InputDecoder:
         return fitted
 
     def _samples(self, decoder: AudioDecoder, data: bytes | None, *, begins_chunk: bool = False) -> Iterator[AudioPart]:
-        """Yield the decoded audio of ``data``, or with None the audio that the decoder still holds."""
+        """Yield the decoded audio of ``data``; with None, the rest that the decoder holds."""
         with reserved(self._room, _unpacking_bytes(decoder, len(data or b""))):
             pieces = decoder.last_pieces() if data is None else decoder.pieces(data, begins_chunk=begins_chunk)
             for samples in pieces:
@@ -605,9 +605,10 @@ class InputDecoder:
 
 
 def _unpacking_bytes(decoder: AudioDecoder, size: int) -> int:
-    """Return the memory that decoding ``size`` bytes takes besides the samples that are returned.
+    """Return how many bytes of memory the decoding of ``size`` bytes takes in addition to the returned samples.
 
-    That is float32 at the source's rate, mixed down, and resampled from the lowest possible source rate.
+    This memory holds the samples as float32 at the source's rate, the mono mix, and the resampler's output, estimated
+    for the lowest possible source rate.
     """
     encoding = decoder.source.encoding
     if decoder.unpacks or (encoding not in SAMPLE_BYTES and encoding is not AudioEncoding.WAV):

@@ -63,7 +63,7 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class _ModelFree:
-    """Base class of both engines: the methods of Engine that need no model."""
+    """Base class of EchoEngine and ScriptedEngine: the methods of Engine that need no model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -89,7 +89,8 @@ class _ModelFree:
 class EchoSettings:
     """Settings of an EchoEngine; delays and durations are in milliseconds.
 
-    ``fail_after_chunks`` makes each request fail after so many outputs; ``reply`` is answered in place of the echo.
+    ``fail_after_chunks`` is the number of outputs after which each request fails; None for no failure. ``reply`` is the
+    answer to each request in place of the echo.
     """
 
     first_chunk_delay_ms: int = 0
@@ -102,7 +103,7 @@ class EchoSettings:
 class EchoEngine(_ModelFree):
     """An engine that echoes its input: text word by word, audio unchanged, images and video as a count.
 
-    It answers while the input is still arriving.
+    The engine answers while the input is still arriving.
     """
 
     def __init__(self, settings: EchoSettings | None = None) -> None:
@@ -133,10 +134,10 @@ class EchoEngine(_ModelFree):
 
 
 class _Emission:
-    """The writing of one answer, with the configured delays, and a failure if that is configured.
+    """The writer of one answer, with the configured delays and the configured failure, if any.
 
-    During delays, the callback of a timer writes the next output, as in an engine that is called back when its model in
-    another process has an output. A task wakes only while the client does not read.
+    After a delay, a timer's callback writes the next output, as in an engine that gets a callback for each output of a
+    model in another process. The task that writes the answer wakes only when the client does not read.
     """
 
     def __init__(self, out: OutputWriter, settings: EchoSettings, *, fail_after: int | None) -> None:
@@ -165,12 +166,12 @@ class _Emission:
                 await out.drain()
 
     def fail_as_configured(self) -> None:
-        """Raise EngineFailed once ``fail_after`` outputs were emitted."""
+        """Raise EngineFailed if ``fail_after`` outputs were written."""
         if self._emitted == self._fail_after:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
     async def _write_in_time(self, output: EngineOutput, following: Iterator[EngineOutput]) -> None:
-        """Write ``output`` and ``following`` ones in timer callbacks, while there are delays and the client reads."""
+        """Write ``output`` and then ``following`` in timer callbacks, while there are delays and the client reads."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wait(output, following, done)
         try:
@@ -180,7 +181,7 @@ class _Emission:
                 self._timer.cancel()
 
     def _wait(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
-        """Start the timer for ``output``."""
+        """Start the timer whose callback writes ``output``."""
         self.fail_as_configured()
         self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, following, done)
 
@@ -235,7 +236,7 @@ class _Echo:
             self._decoder.close()
 
     async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
-        """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
+        """Yield the outputs for each chunk, in order; with ``reply``, only the reply, at the end of the input."""
         async for chunk in own_part(self._request.input):
             async for audio in self._audio(chunk) if chunk.modality is Modality.AUDIO else self._flush_audio():
                 if reply is None and self.answer.reached is None:
@@ -266,7 +267,7 @@ class _Echo:
             yield from _words(self.answer.feed(text))
 
     def _whole(self, text: str) -> Iterator[TextOutput]:
-        """Yield ``text`` as one output; an end that may be the beginning of a stop string is held back."""
+        """Yield ``text`` as one output, without an end that may be the beginning of a stop string."""
         if self._writes and (passed := self.answer.feed(text)):
             yield TextOutput(passed)
 
@@ -325,7 +326,7 @@ class _Echo:
             self._decoder = AudioDecoder(source, sample_rate=rate)
 
     async def _flush_audio(self) -> AsyncGenerator[Iterable[AudioOutput], None]:
-        """End a part of audio, and yield the samples that its decoder still holds."""
+        """End the current part of audio, and yield the samples that its decoder still holds."""
         decoder = self._decoder
         if decoder is None:
             self._unchanged = self._source = None
@@ -379,8 +380,8 @@ def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
 class ScriptedEngine(_ModelFree):
     """An engine that writes the same outputs for every request, after its input has ended.
 
-    ``script`` may also contain exceptions, which are raised, and callables, by which tests synchronise: they are
-    called, and their result is awaited if it is awaitable. Without a Finished the answer ends with ``stop``.
+    ``script`` may also contain exceptions, which are raised, and callables, with which tests synchronise: they are
+    called, and an awaitable result is awaited. If the script has no Finished, the answer ends with FinishReason.STOP.
     ``requests`` records the requests.
     """
 

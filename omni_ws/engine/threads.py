@@ -1,4 +1,4 @@
-"""The cores and the memory of the machine, the threads in which blocking work runs, and the end of tasks."""
+"""The machine's cores and memory, threads for blocking work, the limits on decoded media, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """Make ``cores`` return the share of one of ``processes`` processes that do the same work."""
+    """Have ``cores`` return an equal share of the machine's cores: this is one of ``processes`` processes that work."""
     global _processes
     _processes = processes
 
@@ -42,8 +42,8 @@ def share_cores(processes: int) -> None:
 def cores() -> int:
     """Return how many cores this process may use, at least 1.
 
-    A container or ``taskset`` may leave a process fewer than the machine has. A quota of CPU
-    time counts as so many whole cores: more threads than that would stall one another.
+    A container or ``taskset`` may leave a process fewer cores than the machine has. A quota of CPU time is rounded down
+    to whole cores: more threads would stall one another.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
@@ -52,7 +52,7 @@ def cores() -> int:
 def free_cores() -> int:
     """Return how many of ``cores`` were idle on average over the last five minutes, at least 1.
 
-    Over five minutes, what the server's own start costs, such as a download, hardly counts.
+    Over five minutes, the load of the server's own start, such as a download, hardly counts.
     """
     try:
         busy = os.getloadavg()[1] / (os.cpu_count() or 1)
@@ -148,7 +148,7 @@ async def run_work(work: Work, call: Callable[..., T], *arguments: object) -> T:
 
 
 class SoleThread(ThreadPoolExecutor):
-    """A single thread, for calls that may not run at the same time."""
+    """An executor with a single thread, for calls that must not run concurrently."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
@@ -160,9 +160,9 @@ class SoleThread(ThreadPoolExecutor):
 
     @property
     def idle(self) -> bool:
-        """Whether no call runs or waits, so that the owner may do a call in its own thread.
+        """Whether no call runs or waits, so that the owner may run a call in the owner's thread.
 
-        False also if the last call was cancelled, since it may still be running.
+        False also if the last call was cancelled, since this call may still be running.
         """
         return self._last is None or (self._last.done() and not self._last.cancelled())
 
@@ -183,7 +183,7 @@ async def run_in_thread(executor: Executor, call: Callable[..., T], *arguments: 
 
 
 async def release_in_thread(executor: Executor, call: Callable[[], None]) -> None:
-    """Run ``call``, which releases a resource, to completion, even when cancelled."""
+    """Run ``call``, which releases a resource, to completion, even if the waiting task is cancelled."""
     try:
         work = executor.submit(call)
     except RuntimeError:
@@ -209,7 +209,7 @@ async def _wait_until_done(work: asyncio.Future[T]) -> None:
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel those of ``tasks`` that run, and wait for the end of all; how they end does not matter."""
+    """Cancel those of ``tasks`` that run, and wait for the end of all; their results and errors are dropped."""
     ending = [task for task in tasks if task is not None]
     for task in ending:
         task.cancel()
@@ -231,7 +231,7 @@ Run: TypeAlias = Callable[[list[Any]], None]
 
 
 class _Slice(NamedTuple):
-    """A queued slice. Slices are ordered by their end on the queue's clock, then by arrival."""
+    """A queued slice of work. Slices are ordered by their end on the queue's clock, then by arrival."""
 
     ends: float
     number: int
@@ -249,10 +249,11 @@ class ListeningThreads:
     """The threads that decode audio and detect speech, which all sessions share fairly. Thread-safe.
 
     Work is done in slices of about ``SLICE_SEC`` of decoded audio. Each session has a Lane, and all lanes get the same
-    share of decoded seconds, by fair queueing (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that
-    counts these seconds: a slice begins where the last slice of its lane ends, or now if that is past, and the slice
-    with the earliest end is done first. So a session with little audio waits only for the slices that are in progress,
-    however much others have sent; a session with more than its share is delayed by its own backlog only.
+    share of decoded seconds, by fair queueing (start-time fair queueing, Goyal, Vin and Cheng, 1996). Its clock counts
+    decoded seconds: a slice begins where the previous slice of its lane ends, but not before the current time of the
+    clock, and the slice with the earliest end is done first. So a session with little audio waits only for the slices
+    that are in progress, however much audio others have sent; a session with more than its share is delayed only by its
+    own backlog.
 
     Threads start when they are first needed.
     """
@@ -271,8 +272,8 @@ class ListeningThreads:
     def put(self, lane: Lane, seconds: float, run: Run, work: Any, *, at_most: int = 1, wake: bool = True) -> None:
         """Queue ``work`` of about ``seconds`` seconds of audio; a thread will call ``run`` with it.
 
-        ``run`` gets a list of up to ``at_most`` pieces of work, of consecutive slices with the same ``run``. With
-        ``wake`` False no thread starts before the next call of ``wake``.
+        ``run`` gets a list with the work of up to ``at_most`` consecutive slices that have the same ``run``. With
+        ``wake`` False no thread starts for this work before the next call of the method ``wake``.
         """
         with self.lock:
             begins, ends = lane.book(seconds)
@@ -301,7 +302,7 @@ class ListeningThreads:
                 log.exception("listening failed")
 
     def _take(self) -> list[_Slice]:
-        """Remove and return the slices to do next, together; an empty list ends the thread's work."""
+        """Remove and return the slices that a thread does next, in one call of ``run``; [] ends the thread's work."""
         with self.lock:
             if not self._waiting:
                 self._active -= 1
@@ -322,7 +323,7 @@ _ALL: Final = ListeningThreads()
 
 
 class Lane(Executor):
-    """One session's share of the threads: an executor whose calls count as slices of ``SLICE_SEC``."""
+    """One session's share of the ListeningThreads: an executor, each of whose calls counts as a slice of SLICE_SEC."""
 
     def __init__(self, threads: ListeningThreads = _ALL) -> None:
         self.threads = threads
@@ -330,7 +331,10 @@ class Lane(Executor):
         self._booked = 0.0
 
     def book(self, seconds: float) -> tuple[float, float]:
-        """Return begin and end of another slice of about ``seconds``. Called by the threads, under their lock."""
+        """Return begin and end, on the queue's clock, of a new slice of about ``seconds``.
+
+        Called by ListeningThreads, which holds its lock.
+        """
         begins = max(self.threads.now, self._booked)
         self._booked = begins + max(LEAST_SEC, seconds)
         return begins, self._booked
@@ -353,7 +357,7 @@ class Lane(Executor):
         return done
 
     def charge(self, seconds: float) -> None:
-        """Count a call of ``submit`` as the ``seconds`` of audio that it has decoded, instead of ``SLICE_SEC``."""
+        """Correct the cost of a call of ``submit`` from SLICE_SEC to the ``seconds`` of audio that the call decoded."""
         with self.threads.lock:
             self._booked += max(LEAST_SEC, seconds) - SLICE_SEC
 
@@ -366,7 +370,7 @@ def _run_all(calls: Sequence[Callable[[], None]]) -> None:
 async def decoded_in_slices(
     lane: Lane, pieces: Iterator[Samples], sample_rate: int
 ) -> AsyncGenerator[list[Samples], None]:
-    """Yield the ``pieces`` of a decoder in lists of about a slice. Each slice is decoded when it is requested."""
+    """Yield the ``pieces`` of a decoder in lists of about SLICE_SEC of audio, each decoded when it is requested."""
     more = True
     while more:
         taken, more = await run_in_thread(lane, _one_slice, pieces, int(SLICE_SEC * sample_rate))
@@ -397,11 +401,11 @@ _DEFAULT_BYTES: Final = 1 << 30
 
 
 class MediaRoom:
-    """A limit on the memory of decoded media, and on concurrent decodings, over all requests of a server.
+    """A limit on the memory of decoded media, and on concurrent decodings of pictures, for all requests of a server.
 
-    A request reserves memory in ``budget`` through its MediaShare. Decoding an image or video waits for a slot and for
-    memory; decoding text and audio reserves memory without waiting. ``take`` and ``give`` may be called in any thread,
-    other methods only on the event loop.
+    A request reserves memory in ``budget`` through its MediaShare. Decoding an image or video waits for one of the
+    *decoding slots* and for memory; decoding text and audio reserves memory without waiting. ``take`` and ``give`` may
+    be called in any thread, other methods only on the event loop.
     """
 
     def __init__(self, budget: ByteBudget | None = None, *, slots: int = DECODING_SLOTS) -> None:
@@ -416,7 +420,7 @@ class MediaRoom:
         return MediaShare(self)
 
     def take(self, size: int) -> None:
-        """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the budget."""
+        """Reserve ``size`` bytes. Raises EngineOverloaded, and reserves nothing, if this exceeds the budget."""
         with self._lock:
             if self.budget.held + size > self.budget.capacity:
                 raise EngineOverloaded(
@@ -433,10 +437,11 @@ class MediaRoom:
 
     @asynccontextmanager
     async def slot(self, share: MediaShare, size: int) -> AsyncIterator[None]:
-        """Hold a decoding slot for the block; ``size`` bytes are reserved in ``share``, also after it.
+        """Hold a decoding slot for the block, and reserve ``size`` bytes in ``share``, which stay reserved after it.
 
-        Waits for slot and memory, in turn. Raises EngineOverloaded after ``MAX_WAIT_SEC``, or at once if no other
-        request holds decoded media that it could release; and PayloadTooLarge as ``MediaShare.take``.
+        Requests wait for slots and memory in the order of their calls. Raises EngineOverloaded after ``MAX_WAIT_SEC``,
+        or immediately if no other request holds decoded media that it could release; PayloadTooLarge, see
+        ``MediaShare.take``.
         """
         await self._enter(share, size)
         try:
@@ -480,7 +485,7 @@ class MediaRoom:
                 blocked = True
 
     def _try_admit(self, one: _Waiting) -> bool:
-        """Grant or refuse a slot; returns False if it has to wait for memory."""
+        """Grant or refuse a slot to ``one``; return False if it has to wait for memory."""
         if one.admitted.done():  # cancelled, but its task has not run since
             return True
         try:
@@ -507,7 +512,7 @@ class _Waiting:
 
 
 class MediaShare:
-    """The Room of one request's decoded media; its reservations end with its ``with`` block."""
+    """One request's reservations in a MediaRoom; the end of the share's ``with`` block returns them all."""
 
     def __init__(self, room: MediaRoom) -> None:
         self.size = 0
@@ -543,7 +548,7 @@ class MediaShare:
                 self.size -= size
 
     def close(self) -> None:
-        """Return everything reserved; later calls (a thread may still decode) have no effect. Idempotent."""
+        """Return all reserved bytes. Later calls, by threads that still decode, have no effect. Idempotent."""
         with self._lock:
             size, self.size, self._closed = self.size, 0, True
         self._room.give(size)

@@ -1,4 +1,4 @@
-"""Recogniser, the interface of speech recognisers: utterances in, words out. With what recognisers share."""
+"""Recogniser, the interface of speech recognisers (utterances in, words out), and the classes that they share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SAMPLE_RATE: Final = 16_000
 class UtteranceLimits:
     """The maximum length of an utterance, in samples.
 
-    After ``cut_after`` the utterance is cut at the first window that is probably not speech, at the latest at
-    ``longest``.
+    An utterance longer than ``cut_after`` is cut at the next window of 32 ms that is probably not speech, and at
+    ``longest`` at the latest.
     """
 
     cut_after: int
@@ -85,7 +85,7 @@ class LiveText(Protocol):
         ...
 
     def end(self) -> None:
-        """Release what is held for the current utterance; another one may follow. Idempotent."""
+        """Release the resources of the current utterance; another utterance may follow. Idempotent."""
         ...
 
 
@@ -188,10 +188,10 @@ def asr_capabilities(
 
 
 class _Reading:
-    """A call of ``recognise`` for the interim text of an utterance.
+    """A running call of ``recognise`` for the interim text of an utterance.
 
-    ``next`` is the utterance's length, in samples, from which the next call is due; None until this call is done. It is
-    computed by ``length``, in the thread that ends the call.
+    When the call is done, its thread calls ``length`` and stores the result in ``next``: the length of the utterance,
+    in samples, at which the next call is due. Until then ``next`` is None.
     """
 
     def __init__(self, work: Future[str], length: Callable[[], int]) -> None:
@@ -209,9 +209,9 @@ class StretchedText:
 
     Only one call of ``recognise`` runs at a time, and none begins while the speaker pauses.
 
-    ``recognise`` transcribes the utterance so far, for the first time after ``first`` samples of speech. ``gap`` gets
-    the duration of the audio of a call and the duration of the call itself, both in seconds, and returns by how many
-    seconds the utterance must grow before the next call.
+    ``recognise`` starts to transcribe the utterance so far; the first call comes after ``first`` samples of speech.
+    ``gap`` gets the length of the audio of a call and the duration of that call, both in seconds, and returns by how
+    many seconds the utterance must grow before the next call.
     """
 
     def __init__(
@@ -276,12 +276,12 @@ Carried: TypeAlias = Callable[[bool], int]
 
 
 class ListenerSlots:
-    """A limit on how many requests are listened to at once: ``most``, or fewer if the machine can serve fewer now.
+    """A limit on the requests whose speech is recognised simultaneously: ``most``, or what the machine can serve now.
 
-    ``carried`` returns how many the machine can serve, with interim texts or without. While there are more requests
-    than it can serve with interim texts, the slots are *crowded*, and no interim texts are made.
+    ``carried`` returns how many speakers the machine can serve, with interim texts or without. While more requests hold
+    slots than can be served with interim texts, the slots are *crowded*, and no interim texts are made.
 
-    Requests of one ``holder`` share a slot, such as those of a session whose speaker goes on while the previous turn is
+    The requests of one ``holder``, such as a session, share a slot: a speaker may go on while the previous turn is
     still being transcribed. Slots are given in the order in which they were requested.
     """
 
@@ -295,7 +295,7 @@ class ListenerSlots:
 
     @property
     def count(self) -> int:
-        """The number of slots: what the machine can serve without interim texts, at most ``most``."""
+        """The number of slots: how many speakers the machine can serve without interim texts, at most ``most``."""
         return self._most if self._carried is None else min(self._most, self._carried(False))
 
     @property
@@ -304,10 +304,10 @@ class ListenerSlots:
         return self._carried is not None and self.taken > self._carried(True)
 
     async def take(self, holder: str | None = None, *, may_wait: Callable[[], bool] = lambda: False) -> None:
-        """Take a slot, or the share of one.
+        """Take a slot, or a share of the slot that ``holder`` has.
 
-        Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC, unless it ``may_wait`` on: the speaker has
-        gone on, and waits for no answer, but the words are still wanted.
+        Raises EngineOverloaded if no slot becomes free within MAX_WAIT_SEC. While ``may_wait`` returns True, the call
+        waits on instead: the speaker expects no answer, but the words are still wanted.
         """
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
             await self._wait(holder, may_wait)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 class RecogniserEngine:
     """An engine that transcribes audio as it arrives: interim texts of the current utterance, then its final text.
 
-    It cuts the audio into utterances, which ``recogniser`` transcribes: in this process, on vLLM or on a remote server.
+    The audio is cut into utterances, which ``recogniser`` transcribes: in this process, on vLLM or on a remote server.
     Silence is not passed to the recogniser. Equal audio gives equal final texts.
     """
 
@@ -182,11 +182,11 @@ async def _transcripts(
 class Listener:
     """The transcription of one request's audio: samples in, transcripts out.
 
-    It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
-    ``holder`` share a slot, and ``may_wait`` says whether it waits for one as long as it takes. ``pace`` was created
-    when the input began; speech is detected in ``executor``. Texts of utterances after the first begin with a space:
-    joined, the texts are the whole transcript. ``tell_guess`` is called with a TranscriptGuess as soon as the text is
-    known, while the speaker pauses; with it, an interim text is yielded also if a new reading has not changed it.
+    A listener holds one of ``slots`` from the first audio to the end of the input, or to ``close``; ``holder`` and
+    ``may_wait`` are passed to ``ListenerSlots.take``. ``pace`` was created when the input began. Speech detection runs
+    in ``executor``. The text of each utterance after the first begins with a space, so that the joined texts are the
+    whole transcript. With ``tell_guess``, the listener calls it with a TranscriptGuess while the speaker pauses, as
+    soon as the text is known, and yields the interim text after each reading, even if it has not changed.
     """
 
     def __init__(
@@ -252,8 +252,8 @@ class Listener:
     def input_over(self) -> None:
         """Return the slot, because no more audio comes. The last transcripts can still be made.
 
-        A request without a ``holder`` keeps its slot to its end: a recording arrives faster than it is transcribed, and
-        without a limit many recordings would all wait for one another.
+        A request without a ``holder`` keeps its slot until ``close``: a recording arrives faster than it is
+        transcribed, and without a limit many recordings would slow one another down.
         """
         self._over = True
         if self._holder is not None:
@@ -311,7 +311,7 @@ class Listener:
     async def _settle(self, ended: UtteranceEnded) -> AsyncGenerator[TranscriptOutput, None]:
         """Yield the transcripts of a complete utterance, the last one final.
 
-        If no words were recognised, the final one is empty, and only yielded if it replaces an interim one.
+        If no words were recognised, the final transcript is empty, and is yielded only to replace an interim one.
         """
         transcript = self._transcript
         if transcript is None or transcript.length != len(ended.pcm):
@@ -336,10 +336,10 @@ class Listener:
 
 
 class Transcript:
-    """A transcription of an utterance of ``length`` samples, which starts at once, whether or not it is read.
+    """A transcription of an utterance of ``length`` samples; the constructor starts it.
 
-    ``guessed`` is called once, on the event loop, with the result as soon as its text is known, unless that is empty or
-    the transcription was withdrawn. The times of the words may be missing then.
+    ``guessed`` is called once, on the event loop, as soon as the text of the result is known; the times of the words
+    may still be missing. It is not called if the text is empty or the transcription was withdrawn.
     """
 
     def __init__(
@@ -438,7 +438,7 @@ BACKLOG_MS: Final = 1500
 
 
 class AudioPace:
-    """A comparison of the duration of audio with the clock, to tell live speech from audio that arrives faster."""
+    """A comparison of audio's duration with the clock, to distinguish live speech from audio that arrives faster."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -506,7 +506,7 @@ UtteranceEvent: TypeAlias = InterimText | UtterancePaused | UtteranceResumed | U
 
 @dataclass(slots=True)
 class _OpenUtterance(Utterance):
-    """The current utterance, and what was reported about it."""
+    """The current utterance, with the pause and the interim text that were last reported of it."""
 
     #: Whether it contains speech: the rest of an utterance that was cut may be silence.
     has_speech: bool = True
@@ -531,9 +531,10 @@ class _OpenUtterance(Utterance):
         self.quiet = quiet
 
     def watch_pause(self, silent_windows: int) -> UtterancePaused | UtteranceResumed | None:
-        """Return an event if a pause began that may be the end, or if that pause is over.
+        """Return an event if a pause has begun that may end the utterance, or if such a pause is over.
 
-        The event comes early enough for the final text to be ready when the end is certain.
+        ``silent_windows`` is the length of the current silence. UtterancePaused comes so early that the final text can
+        be ready when the end of the utterance is certain.
         """
         if silent_windows == 0:
             self.closing_length = None
@@ -556,10 +557,10 @@ class _OpenUtterance(Utterance):
         self.closing_length = None
 
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
-        """Ask ``live_text`` for the text if enough audio was added, and return a changed text.
+        """Ask ``live_text`` for the interim text if enough audio was added; return it if it has changed.
 
-        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of
-        this utterance.
+        With ``tells_all``, an unchanged text of a new reading is returned, too. Once ``live`` was False, this utterance
+        gets no more interim texts.
         """
         if self.length - self._read_length < PIECE_SAMPLES:
             return None
@@ -580,13 +581,13 @@ class _OpenUtterance(Utterance):
 
 
 class UtteranceSplitter:
-    """A splitter of a stream of audio into utterances, which has ``live_text`` make interim texts of the current one.
+    """A splitter of a stream of audio into utterances. ``live_text`` makes interim texts of the current utterance.
 
-    Where an utterance begins and ends depends on the samples alone, counted in windows from the start of the stream:
-    equal audio gives equal utterances, whatever its pieces and their speed.
+    Where an utterance begins and ends depends only on the samples, counted in windows from the start of the stream, and
+    not on the pieces in which they arrive, or on their speed: equal audio gives equal utterances.
 
-    Used by one thread at a time: ``feed`` samples, then ``advance`` until it returns None. ``tells_all``: interim texts
-    are also reported if a new reading has not changed them.
+    Used by one thread at a time: ``feed`` samples, then call ``advance`` until it returns None. With ``tells_all``, an
+    interim text is reported after each reading, even if it has not changed.
     """
 
     def __init__(self, live_text: LiveText, limits: UtteranceLimits, *, tells_all: bool = False) -> None:
@@ -607,8 +608,8 @@ class UtteranceSplitter:
     def feed(self, samples: Samples, *, live: bool = True) -> None:
         """Queue samples, at 16 kHz, for ``advance``.
 
-        With ``live``, interim texts are made. If audio arrives faster than it is spoken, the final texts are ready just
-        as early, and interim texts would only cost time.
+        Interim texts are made only with ``live``. For audio that arrives faster than speech they would only cost time:
+        its final texts are ready as early as interim ones would be.
         """
         self._live = live
         self._unheard.append(samples)
@@ -633,9 +634,9 @@ class UtteranceSplitter:
         return self._events.popleft() if self._events else None
 
     def end(self) -> UtteranceEnded | None:
-        """End the current utterance, if any, and return it: the audio ends here, or is interrupted.
+        """End the current utterance because the audio ends or is interrupted; return it, or None if there is none.
 
-        Call it after ``advance`` has returned None.
+        To be called after ``advance`` has returned None.
         """
         utterance = self._utterance
         if utterance is not None:

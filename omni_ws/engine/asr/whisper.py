@@ -68,7 +68,7 @@ def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
 
 
 def whisper_folder(model: str) -> Path:
-    """Return the folder of a model's weights, see ``whisper_problem``. Raises EngineFailed. Downloads nothing."""
+    """Return the folder with a model's weights (see ``whisper_problem``). Raises EngineFailed; downloads nothing."""
     name = PINNED.get(model)
     if name is None:
         if (folder := Path(model)).is_dir():
@@ -122,10 +122,10 @@ ALMOST_AS_LIKELY: Final = 0.4
 class WhisperTranscript:
     """The output of the model for one utterance.
 
-    ``words`` are set if they were requested, and also if the text repeats itself at its end: only their times tell
-    whether the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean
-    log-probability of the tokens. The model outputs words for noise, too: then ``no_speech`` is high and ``score`` low.
-    ``others`` are readings that are almost as likely.
+    ``words`` are set if they were requested, and also if the text repeats itself at its end: only the times of the
+    words show whether the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the
+    mean log-probability of the tokens. The model makes words even of noise; then ``no_speech`` is high and ``score``
+    low. ``others`` are alternative texts that are almost as likely.
     """
 
     text: str
@@ -141,7 +141,7 @@ class WhisperTranscript:
 class WhisperModel:
     """A Whisper that transcribes audio of up to LONGEST_SEC. Thread-safe: up to ``workers`` calls run at the same time.
 
-    ``folder`` has a Whisper of any size in CTranslate2's format. Raises EngineFailed if it does not.
+    ``folder`` holds a Whisper model of any size in CTranslate2's format. Raises EngineFailed if it holds none.
     """
 
     def __init__(self, folder: Path, *, workers: int = 1) -> None:
@@ -160,12 +160,12 @@ class WhisperModel:
 
     @property
     def multilingual(self) -> bool:
-        """Whether the model transcribes other languages than English."""
+        """Whether the model transcribes languages other than English."""
         return bool(self._model.is_multilingual)
 
     @property
     def languages(self) -> frozenset[str]:
-        """The languages that ``transcribe`` accepts."""
+        """The codes of the languages that ``transcribe`` accepts, such as ``en``."""
         if not self.multilingual:
             return frozenset({"en"})
         return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)
@@ -185,12 +185,12 @@ class WhisperModel:
         """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
         ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
-        requests words with their times; ``tell`` is called with the transcript before they are known, unless they may
-        change it. ``language`` (such as ``de``) is for multilingual models; with None they detect it, ``among`` some
-        languages if there are any. If the speech before was in the language ``before``, another one is detected only in
-        speech of more than one word, which must make more sense in it (``_clearest``). ``expected`` is what
-        ``expected_tokens`` returned for a text that could precede the speech. Raises ValueError for a language that the
-        model does not know, and for audio that is too long.
+        requests the times of words. ``tell`` is called with the transcript before these times are known, unless they
+        may change the text. ``language`` is a code such as ``de``; with None a multilingual model detects the language,
+        among the codes in ``among`` unless that is empty. ``before`` is the language of the previous speech: another
+        language is detected only for more than one word, which must make more sense in it (``_clearest``). ``expected``
+        are the tokens that ``expected_tokens`` returned for a text that could precede the speech. Raises ValueError for
+        a language that the model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -258,7 +258,7 @@ class WhisperModel:
     def _possible_languages(
         self, encoded: ctranslate2.StorageView, among: Collection[str], before: str | None
     ) -> dict[str, float]:
-        """See ``possible_languages``. Takes one step of the decoder, and no second encoding."""
+        """Detect the languages that the speech may be in, see ``possible_languages``. Costs one step of the decoder."""
         if len(among) == 1:
             return dict.fromkeys(among, 1.0)
         (found,) = self._model.detect_language(encoded)
@@ -270,14 +270,14 @@ class WhisperModel:
         return self._ids[token]
 
     def expected_tokens(self, text: str) -> list[int]:
-        """Return the tokens that make the model expect what ``text`` names: its last 220 or so."""
+        """Return a prompt that makes the model expect the names and terms in ``text``: its last 220 or so tokens."""
         text = text.strip()[-_MOST_EXPECTED_CHARACTERS:]
         if not text:
             return []
         return [self._id("<|startofprev|>"), *self.tokens(f" {text}")[-_MOST_EXPECTED:]]
 
     def tokens(self, text: str) -> list[int]:
-        """Return the tokens of ``text``. Letters are joined in the order of the vocabulary."""
+        """Return the token IDs of ``text`` by byte-pair encoding: letters are joined in the order of the vocabulary."""
         found: list[int] = []
         for piece in _PIECES.finditer(text):
             letters = [_LETTERS[byte] for byte in piece[0].encode("utf-8", "replace")]
@@ -306,7 +306,7 @@ class WhisperModel:
         return tuple(found)
 
     def _spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the ranges of tokens that form words: each word begins with a token that begins with a blank."""
+        """Return the start and end of each word in ``tokens``: a word begins at a token that starts with a blank."""
         starts = [place for place, token in enumerate(tokens) if not place or self._vocabulary[token][0] == _BLANK]
         return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
 
@@ -317,9 +317,7 @@ class WhisperModel:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What the decoder makes of an utterance in one language. ``no_speech``, ``score``, ``others``: see
-    WhisperTranscript.
-    """
+    """The decoder's transcript of an utterance in one language. The fields are those of WhisperTranscript."""
 
     language: str | None
     prompt: list[int]
@@ -335,10 +333,10 @@ _LONGEST_UNSPACED_WORD: Final = 4
 
 
 def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before: str | None) -> _Decoded:
-    """Return the text that makes most sense; ``possible`` has the probabilities of the languages.
+    """Return the most probable transcript; ``possible`` has the probabilities of the languages, by their codes.
 
-    The language ``before`` of the utterance before has MARGIN_OF_CHANGE in its favour, and a single word, such as a
-    name or a greeting, never changes it.
+    ``before`` is the language of the previous utterance. The score of its transcript is raised by MARGIN_OF_CHANGE, and
+    a single word, such as a name or a greeting, never changes the language.
     """
 
     def sense(one: _Decoded) -> float:
@@ -352,7 +350,7 @@ def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before
 
 
 def _is_word(text: str) -> bool:
-    """Whether a text has no more than one word; up to four letters in a row of an unspaced script may be one."""
+    """Whether a text has at most one word. Up to four letters of a script without spaces count as one word."""
     said = "".join(letter for letter in text if unicodedata.category(letter)[0] not in "PS").strip()
     letters = sum(unicodedata.category(letter)[0] != "M" for letter in said)
     return estimate_tokens(said) <= 1 or (letters <= _LONGEST_UNSPACED_WORD and len(said.split()) == 1)
@@ -363,8 +361,8 @@ def possible_languages(
 ) -> dict[str, float]:
     """Return the one or two languages that an utterance may be in, the best guess first, with their probabilities.
 
-    ``chances`` are the probabilities of all languages. Only the languages ``among`` count, if there are any: their
-    probabilities are made to sum to one. ``before`` is the language of the utterance before, if it is known.
+    ``chances`` are the probabilities of all languages. If ``among`` is not empty, only the languages in it count, and
+    their probabilities are scaled to sum to one. ``before`` is the language of the previous utterance, if known.
     """
     known = {code: chance for code, chance in chances.items() if not among or code in among} or dict(chances)
     whole = sum(known.values()) or 1
@@ -380,7 +378,7 @@ def possible_languages(
 
 
 def prompt_tokens(language: str | None) -> list[str]:
-    """Return the tokens with which the decoder starts; without ``language`` those of an English-only model."""
+    """Return the tokens with which the decoder starts. ``language`` None stands for an English-only model."""
     return ["<|startoftranscript|>"] + ([] if language is None else [f"<|{language}|>", "<|transcribe|>"])
 
 
@@ -392,7 +390,7 @@ def _vocabulary(folder: Path) -> list[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return GPT-2's alphabet: the byte that each printable letter stands for."""
+    """Return the byte-level alphabet of GPT-2's vocabulary: from a printable letter to the byte that it stands for."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -425,11 +423,10 @@ def without_repeats(words: Sequence[Word]) -> Sequence[Word]:
 
 
 def copied_at_end(words: Sequence[str]) -> int:
-    """Return how many words at the end repeat the words before them, the last one perhaps cut short.
+    """Return how many words at the end repeat the words before them; the last repetition may be incomplete.
 
-    Case and punctuation are ignored.
-
-    Time is at most square in the number of words, of which half a minute has some hundred.
+    Case and punctuation are ignored. The time is at most quadratic in the number of words; half a minute of speech has
+    about a hundred.
     """
     texts = ["".join(filter(str.isalnum, word)).lower() for word in words]
     for period in range(1, len(texts) // 2 + 1):
@@ -471,11 +468,11 @@ class WhisperRecogniser:
     """A Recogniser that runs Whisper, and the Transcriber of its requests.
 
     ``model`` is ``tiny.en``, ``base``, or a folder with a model for CTranslate2; ``load`` replaces the function that
-    loads it. Final texts go before interim ones, and live speech before recordings. Equal samples give equal words,
-    whatever the load. The number of requests that are listened to at once follows from the measured time of
-    recognition, and is at most ``max_recognisers``. Without ``input_audio.language``, a multilingual model detects the
-    language of each utterance, among ``languages`` (of RFC 5646) unless that is empty, and keeps it for the next one
-    (``possible_languages``).
+    loads the model. Final texts go before interim ones, and live speech before recordings. Equal samples give equal
+    words, whatever the load. The number of requests that are served simultaneously follows from the measured time of
+    recognition, and is at most ``max_recognisers``. If a request names no language, a multilingual model detects the
+    language of each utterance, among ``languages`` (codes of RFC 5646) unless that is empty; the result is the likely
+    language of the next utterance (``possible_languages``).
     """
 
     name = "whisper"
@@ -537,7 +534,7 @@ class WhisperRecogniser:
         await asyncio.to_thread(self.close)
 
     def load(self) -> None:
-        """Load the model, and measure its speed on this machine: half a second. Blocks. Raises EngineFailed."""
+        """Load the model, and measure its speed on this machine in half a second. Blocks. Raises EngineFailed."""
         self._threads = UrgentFirst(self.workers, name="whisper", patient=_RECORDING)
         self._whisper = self._load()
         if unknown := sorted(self._languages - self._whisper.languages):
@@ -571,17 +568,18 @@ class WhisperRecogniser:
         among: frozenset[str] = frozenset(),
         heard: HeardLanguage | None = None,
     ) -> WhisperRecogniser:
-        """Return a copy for ``language``, one of the capabilities' ``languages``, with the same model and threads.
+        """Return a recogniser for one request, which shares the model and the threads with this one.
 
-        ``expected`` is a text with the names and terms to expect. ``among`` are the languages to detect, empty for all
-        of them; ``heard`` is what earlier utterances were spoken in.
+        ``expected`` is a text with the names and terms to expect. ``language`` is the code of the spoken language; with
+        None it is detected among the codes in ``among``, or among all languages if that is empty. ``heard`` has the
+        language of earlier utterances.
         """
         other = copy(self)
         other._expect(expected, language, among, heard)
         return other
 
     def _expect(self, expected: str, language: str | None, among: frozenset[str], heard: HeardLanguage | None) -> None:
-        """Set what only the requests of this copy expect, see ``expecting``."""
+        """Set the expected names and languages of this copy, see ``expecting``."""
         self._expected = expected
         self._expected_tokens: list[int] | None = None
         self._language = language
@@ -666,7 +664,7 @@ class WhisperRecogniser:
 
 
 def _is_noise(heard: WhisperTranscript, *, beam: int) -> bool:
-    """Whether the model made a text of noise, or one without words."""
+    """Whether the transcript was probably made from noise, or contains no words."""
     noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
     return noise or not any(map(str.isalnum, heard.text))
 
@@ -707,9 +705,10 @@ _KEPT: Final = 0.9
 
 
 class RecognitionCost:
-    """An estimate of how many speakers this machine can serve, from the times of about ten texts. Thread-safe.
+    """An estimate of how many speakers this machine can serve. Thread-safe.
 
-    On a machine that is busy with other work recognition takes longer, and the estimate decreases.
+    It is computed from the recognition times of about the last ten texts, so it decreases while other work slows
+    recognition down.
     """
 
     def __init__(self, workers: int) -> None:
@@ -733,9 +732,9 @@ class RecognitionCost:
             self._interims = _KEPT * self._interims + 1
 
     def talkers(self, interims: bool = True) -> int:
-        """Return how many may speak without a pause at the same time: at least one for each worker.
+        """Return how many users who speak without a pause can be served simultaneously: at least one for each worker.
 
-        With ``interims``, each of them gets interim texts at the longest interval.
+        With ``interims``, each user gets an interim text every LONGEST_GAP_SEC.
         """
         with self._lock:
             settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
@@ -745,7 +744,7 @@ class RecognitionCost:
 
 
 def interim_gap_sec(took_sec: float) -> float:
-    """Return the interval, in seconds, after an interim text that took ``took_sec``, with its time in the queue."""
+    """Return the seconds until the next interim text if the last one took ``took_sec``, with its wait in the queue."""
     return min(max(SHORTEST_GAP_SEC, took_sec / _INTERIM_SHARE), LONGEST_GAP_SEC)
 
 
@@ -753,10 +752,10 @@ def interim_gap_sec(took_sec: float) -> float:
 
 
 class UrgentFirst:
-    """An executor that does the most urgent call first (the lowest number), of equal ones the oldest. Thread-safe.
+    """An executor that runs the most urgent call first, and calls of equal urgency in their order. Thread-safe.
 
-    A running call is not interrupted. Therefore calls of urgency ``patient`` or less urgent ones always leave one
-    thread free for more urgent calls, unless there is only one thread.
+    The lower the number, the more urgent is the call. A running call is not interrupted; therefore, if there are
+    several threads, one of them is reserved for calls more urgent than ``patient``.
     """
 
     def __init__(self, threads: int, *, name: str, patient: int) -> None:

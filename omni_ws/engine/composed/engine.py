@@ -1,4 +1,4 @@
-"""ComposedEngine: an engine made of an ASR, an LLM and a TTS. FirstToStart: a part that is the best that starts.
+"""ComposedEngine: an engine made of an ASR, an LLM and a TTS. FirstToStart: the first of several engines that starts.
 
 AheadStage begins the answer while the user pauses, and holds it back until the turn has ended.
 """
@@ -69,12 +69,12 @@ MAX_KEPT_BYTES: Final = 64 * 1024
 
 
 class AheadStage:
-    """A Stage of one request: chunks and Guesses in; the answer to the client.
+    """A Stage of one request that may begin the answer at a pause: chunks and Guesses in, outputs for the client out.
 
     Two answers may be in progress. The *open* answer reads the input as it arrives, as it would without this stage. The
-    answer *ahead* was begun at a pause, with the input so far and the guess of the rest; its outputs are held back. If
-    the complete input equals the guess, the answer ahead is released and the open one cancelled; otherwise the answer
-    ahead is discarded. So nothing that a user sees or hears, nor the history, depends on a guess.
+    answer *ahead* was begun at a pause, with the input so far and a guess of the rest; its outputs are held back. If
+    the complete input equals the guess, the answer ahead is released, and the open one cancelled; otherwise the answer
+    ahead is discarded. So neither the answer that the user gets nor the history depends on a guess.
     """
 
     name = "answer"
@@ -133,7 +133,7 @@ class AheadStage:
     async def _read(
         self, source: AsyncIterator[InputChunk | Guess], prompt: Channel[InputChunk], outputs: Outputs
     ) -> None:
-        """Copy the input to ``prompt``, and act on Guesses, until the input or the open answer ends."""
+        """Copy the input to ``prompt``, and begin or drop answers ahead, until the input or the open answer ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as self._reading:
                 async for item in source:
@@ -145,7 +145,7 @@ class AheadStage:
         self._reading = None
 
     def _ahead_of(self, opened: _Attempt) -> _Attempt | None:
-        """Return the answer ahead if it was begun with the whole input, and the open answer has no output yet."""
+        """Return the answer ahead if its guess proved right, and the open answer has no output yet."""
         ahead = self._ahead
         if ahead is None or ahead.failed or opened.began or ahead.input != tuple(self._given):
             return None
@@ -216,7 +216,10 @@ class AheadStage:
 
 
 class _Attempt:
-    """An answer in progress, and its OutputWriter. Its outputs are held back, up to a limit, until ``release``."""
+    """An answer in progress, and its OutputWriter, which holds the outputs back until ``release``.
+
+    The work pauses while OUTPUT_BYTES of outputs are held back.
+    """
 
     def __init__(
         self,
@@ -229,12 +232,12 @@ class _Attempt:
     ) -> None:
         #: For an answer ahead, the input so far and the guess; otherwise empty.
         self.input = given
-        #: The language in which the user spoke, as the answer was told.
+        #: The code of the user's language with which the answer was begun; None if it was not known.
         self.language = request.heard_language.code
         #: Whether the answer has any output.
         self.began = False
         self.failed = False
-        #: When it took its steps. The open answer marks them in the request's own.
+        #: The moments of this answer; for the open answer, those of the request.
         self.times = request.times
         self._answer = answered(request)
         self._meter = request.meter
@@ -259,12 +262,12 @@ class _Attempt:
         return self._meter.read()
 
     def spent(self) -> tuple[float, Usage | None]:
-        """Return how long the answer was worked on so far, in seconds, and what it used, if that is known."""
+        """Return the duration of the work on the answer so far, in seconds, and its usage, or None if not known."""
         ended = self._loop.time() if self._ended_at is None else self._ended_at
         return ended - self._begun_at, self._meter.read()
 
     def count(self, under_way: AnswerUnderWay) -> None:
-        """Note that the input is complete: from now on ``under_way`` measures the answer."""
+        """Note that the input is complete; from now on ``under_way`` measures the answer."""
         self._under_way = under_way
 
     @property
@@ -290,7 +293,7 @@ class _Attempt:
             await self._outputs.drain()
 
     async def release(self) -> None:
-        """Pass on the outputs held back, and all later ones; return at the end. Raises the error of the answer."""
+        """Pass on the outputs held back and all later ones, until the answer ends. Raises the error of the answer."""
         self._released.set()
         if self._under_way is not None:
             self._under_way.used()
@@ -337,15 +340,15 @@ class ComposedEngine:
     engine. An LLM that takes audio gets it directly, and an ASR then only makes the transcript. An LLM that speaks
     needs no TTS; if there is a TTS, the TTS speaks instead.
 
-    Its state is that of the LLM. If the ASR or the TTS fails, a request that needs this part fails with an
-    EngineFailed, whose ``param`` is the part; any other request gets a PartFailed, and goes on.
+    The state of the engine is that of the LLM. If the ASR or the TTS fails, a request that needs this part fails with
+    an EngineFailed, whose ``param`` is the part's role; any other request gets a PartFailed, and goes on.
 
-    ``name`` and ``model`` are the LLM's unless given. With ``where_missing``, the ASR is not used if the LLM turns out
-    to take audio, nor the TTS if the LLM speaks. With ``asr_optional``, an ASR that fails to start is not used, and
-    ``shortcomings`` has the reason. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input
-    to its first output; None if the LLM has its own timeout. ``max_spoken_tokens`` limits spoken answers if the client
-    set no limit; None for no limit. With ``think_ahead``, an answer may be begun while the user pauses, and is held
-    back until the turn has ended (AheadStage).
+    ``name`` and ``model`` are the LLM's unless given. With ``where_missing``, the ASR is not used if the LLM takes
+    audio, nor the TTS if the LLM speaks; this is known after the start. With ``asr_optional``, an ASR that fails to
+    start is not used, and ``shortcomings`` has the reason. ``first_byte_timeout_sec`` is how long the LLM may take from
+    the end of its input to its first output; None if the LLM has its own timeout. ``max_spoken_tokens`` limits spoken
+    answers if the client set no limit; None for no limit. With ``think_ahead``, an answer may be begun while the user
+    pauses, and is held back until the turn has ended (AheadStage).
     """
 
     def __init__(
@@ -409,7 +412,7 @@ class ComposedEngine:
 
     @property
     def shortcomings(self) -> tuple[str, ...]:
-        """The reasons why parts are missing or are not the best of their kind; known after the start."""
+        """For each part that is missing or not the best of its kind, a line with the reason; known after the start."""
         stand_ins = (part.why for part in self._engines if isinstance(part, FirstToStart))
         return tuple(why for why in (self._without_asr, *stand_ins) if why is not None)
 
@@ -429,7 +432,7 @@ class ComposedEngine:
 
     @property
     def state(self) -> EngineState:
-        """The state of the LLM, without which there are no answers; without the other parts there are text answers."""
+        """The state of the LLM: without it there are no answers, without the other parts there are answers in text."""
         return self._llm.state if self._started else EngineState.STARTING
 
     def describe(self) -> tuple[str, ...]:
@@ -439,7 +442,7 @@ class ComposedEngine:
     # life
 
     async def start(self) -> None:
-        """Start the ASR and the TTS at the same time, and then the LLM; with ``where_missing``, the LLM first.
+        """Start the ASR and the TTS concurrently, and then the LLM; with ``where_missing``, the LLM before the others.
 
         Raises the first failure.
         """
@@ -529,7 +532,10 @@ class ComposedEngine:
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
-        """Count a chat during the block; without audio in AheadLoad, too, since its answer occupies the LLM."""
+        """Count a chat as an active request during the block; a chat without audio counts in AheadLoad, too.
+
+        The answer to a chat with audio is counted there when its input is complete (AheadStage).
+        """
         load = self._ahead_load if request.without_audio else None
         under_way = None if load is None else load.begin(ahead=False)
         self.active_requests += 1
@@ -541,7 +547,7 @@ class ComposedEngine:
                 under_way.end()
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
-        """Return ``request`` with the limit on spoken answers as ``max_tokens``, for an LLM that speaks."""
+        """Return ``request`` for an LLM that speaks, with ``max_spoken_tokens`` as ``max_tokens`` if none is set."""
         limit, able = self._max_spoken_tokens, self._llm.capabilities
         if limit is None or OutputModality.AUDIO not in request.modalities or "max_tokens" not in able.sampling:
             return request
@@ -550,7 +556,7 @@ class ComposedEngine:
         return replace(request, sampling={"max_tokens": limit, **request.sampling})
 
     async def _alone(self, role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
-        """Have one part handle the whole request; its failures name the ``role``."""
+        """Have one part handle the whole request; an EngineFailed gets the ``role`` as its ``param``."""
         self.active_requests += 1
         try:
             with failures_of(role, part, request_id=request.request_id):
@@ -559,7 +565,7 @@ class ComposedEngine:
             self.active_requests -= 1
 
     async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
-        """Have the LLM handle the whole request, with AheadLoad and StallTimer watching it."""
+        """Have the LLM handle the whole request, under a StallTimer, and measure it for AheadLoad."""
         times = request.times
         stall_timer = StallTimer(self._first_byte_timeout_sec, ended=lambda: times.mark("llm_asked", Role.LLM.value))
         asked = told_language(request, self._llm)
@@ -571,7 +577,7 @@ class ComposedEngine:
     async def _staged_chat(
         self, request: GenerationRequest, out: OutputWriter, *, asr: Engine | None, tts: Engine | None
     ) -> None:
-        """Handle a request in stages for ASR, LLM and TTS, as far as it needs them; they work concurrently."""
+        """Handle a request in concurrent stages: those of ASR, LLM and TTS that the request needs."""
         if tts is not None and request.options.choices > 1:
             raise UnsupportedParameter("only one answer can be spoken", param="n")
         llm_hears = Modality.AUDIO in self._llm.capabilities.input_modalities
@@ -632,7 +638,7 @@ class ComposedEngine:
 
 
 def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
-    """Return ``finished`` with the audio that the ASR heard. If the LLM heard it too, it counts once."""
+    """Return ``finished`` with the input audio of the ASR in its usage. Audio that the LLM got, too, counts once."""
     if hearing is None:
         return finished
     usage = replace(finished.usage, input_audio_ms=max(finished.usage.input_audio_ms, hearing.audio_ms))
@@ -643,10 +649,10 @@ def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
 
 
 class FirstToStart:
-    """An engine that stands for the first of several ``engines`` that starts on this machine.
+    """An engine that delegates to the first of several ``engines`` that can be started on this machine.
 
-    ``engines`` maps names for the operator to engines, the best first. After the start, ``why`` is the reason why the
-    best engine is not used; None if it is.
+    The keys of ``engines`` are names for the operator; the best engine comes first. After the start, ``why`` is the
+    reason why the best engine is not used; None if it is used.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
@@ -672,7 +678,7 @@ class FirstToStart:
         return (*self.engine.describe(), *filter(None, [self.why]))
 
     async def start(self) -> None:
-        """Start the first engine that starts. Idempotent. Raises the error of the last engine if none does."""
+        """Start the engines in order until one succeeds. Idempotent. Raises the error of the last one if all fail."""
         if self.state is not EngineState.STARTING:
             return
         best, last = next(iter(self._engines)), next(reversed(self._engines))

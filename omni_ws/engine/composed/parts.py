@@ -61,7 +61,7 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by the names of their roles; None for a role without a part."""
+        """The parts by role; None for a role without a part."""
         ...
 
     @property
@@ -71,14 +71,14 @@ class HasParts(Protocol):
 
 
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
-    """Return the parts of any engine. An engine that is not made of others is its own LLM."""
+    """Return the parts of any engine by role. An engine that is not made of others counts as its own LLM."""
     if isinstance(engine, HasParts):
         return engine.parts
     return {role.value: description_of(engine) if role is Role.LLM else None for role in Role}
 
 
 def shown_parts(engine: Engine) -> dict[str, Any]:
-    """Return the parts of any engine as JSON, without their hosts; None for a role without a part."""
+    """Return the parts of any engine by role, as JSON objects without hosts; None for a role without a part."""
     return {
         role: None if part is None else {"name": part.name, "model": part.model}
         for role, part in parts_of(engine).items()
@@ -86,13 +86,13 @@ def shown_parts(engine: Engine) -> dict[str, Any]:
 
 
 def description_of(part: Engine) -> PartDescription:
-    """Return what clients and operators see of an engine that is a part."""
+    """Return the description of ``part``, an engine, for clients and operators."""
     return PartDescription(part.name, getattr(part, "credited", part.model), getattr(part, "hosts", ()))
 
 
 @contextmanager
 def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
-    """Add the role of ``engine`` to the EngineFailed that the block raises, or convert an unexpected exception to one.
+    """Add ``role`` to an EngineFailed that the block raises, and convert unexpected exceptions to an EngineFailed.
 
     A failure of the ASR or the TTS is not fatal to the session, which can go on with text.
     """
@@ -109,7 +109,7 @@ def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) ->
 
 
 def part_failed(role: Role, error: OmniError) -> PartFailed:
-    """Return the output that reports ``error`` of a part if the request goes on."""
+    """Return a PartFailed that reports ``error`` of the part with ``role``, for a request that goes on without it."""
     return PartFailed(error.about(param=role.value))
 
 
@@ -123,9 +123,9 @@ def asked_of(
     output: OutputModality,
     guesses: bool = False,
 ) -> GenerationRequest:
-    """Return the request for an ASR or TTS: it has the input ``source``, but neither history nor tools.
+    """Return the request to an ASR or TTS: ``request`` with the input ``source``, without history and tools.
 
-    Nor does it have a lexicon: the text that a TTS gets is in its spoken form.
+    It has no lexicon either: the text that a TTS gets is already in its spoken form.
     """
     return replace(
         request,
@@ -154,7 +154,7 @@ def asked_of(
 
 
 def mode_of(part: Engine) -> InputMode:
-    """Return the input mode for requests to a part: EXTEND if the part supports it, since input arrives gradually."""
+    """Return the input mode for requests to ``part``: EXTEND if the part supports it, since input arrives gradually."""
     return InputMode.EXTEND if part.capabilities.extend else InputMode.SNAPSHOT
 
 
@@ -162,17 +162,17 @@ def mode_of(part: Engine) -> InputMode:
 
 
 def hears(engine: Engine | None) -> bool:
-    """Whether an engine can be the ASR. Final after the engine has started."""
+    """Whether ``engine`` can be the ASR. Certain only after the engine has started."""
     return engine is not None and Task.TRANSCRIBE in engine.capabilities.tasks
 
 
 def speaks(engine: Engine | None) -> bool:
-    """Whether an engine can be the TTS. Final after the engine has started: there may be no voice on this machine."""
+    """Whether ``engine`` can be the TTS. Certain only after the start: there may be no voice on this machine."""
     return engine is not None and Task.SPEECH in engine.capabilities.tasks
 
 
 def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> EngineCapabilities:
-    """Return the capabilities of a composed engine: those of its LLM, and what the other parts add."""
+    """Return the capabilities of a composed engine: those of its LLM, extended by those of the other parts."""
     able = replace(llm.capabilities, continues=frozenset({OutputModality.TEXT}))  # by go_on, whatever the LLM can
     if asr is not None and hears(asr):
         ears = asr.capabilities
@@ -230,10 +230,10 @@ STALLED_SEC: Final = 300.0
 
 
 class StallTimer:
-    """A timer that cancels a part which neither takes input nor makes output for ``seconds``; None for no limit.
+    """A timer that cancels a part if it neither takes input nor makes output for ``seconds``; None for no limit.
 
-    The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer checks it, so
-    watching a part costs two assignments for each item. ``ended`` is called at the end of the input.
+    The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer callback reads the
+    clock, so watching a part costs only two assignments for each item. ``ended`` is called at the end of the input.
     """
 
     def __init__(self, seconds: float | None, *, ended: Callable[[], None] = lambda: None) -> None:
@@ -249,7 +249,7 @@ class StallTimer:
 
     @asynccontextmanager
     async def limiting(self, role: Role, engine: Engine, *, request_id: str) -> AsyncIterator[None]:
-        """Cancel the block if the part stalls; then raises EngineFailed. Also does what ``failures_of`` does."""
+        """Cancel the block and raise EngineFailed if the part stalls. Other errors are treated by ``failures_of``."""
         try:
             async with asyncio.timeout(None) as self._timeout:
                 self._look()
@@ -262,11 +262,11 @@ class StallTimer:
             self.stop()
 
     def wait(self) -> None:
-        """Start the clock: the part has something to do."""
+        """Restart the clock, because the part has something to do."""
         self._since = self._loop.time()
 
     def rest(self) -> None:
-        """Stop the clock: the part has made progress, and need not do anything for now."""
+        """Stop the clock, because the part has nothing to do."""
         self._since = None
 
     def stop(self) -> None:
@@ -276,7 +276,7 @@ class StallTimer:
         self._timer = self._timeout = None
 
     def _look(self) -> None:
-        """Cancel the part if its time is over; otherwise check again later."""
+        """Cancel the part if it has stalled; otherwise schedule the next check."""
         if self._seconds is None or self._timeout is None:
             return
         now = self._loop.time()
@@ -337,7 +337,7 @@ class _WatchedOutputs(OutputFilter):
 
 
 class FirstOutput(OutputFilter):
-    """An OutputWriter that stops ``stall_timer`` at the first output, and costs nothing after it."""
+    """An OutputWriter that stops ``stall_timer`` at the first output; later outputs bypass it, at no cost."""
 
     def __init__(self, out: OutputWriter, stall_timer: StallTimer) -> None:
         super().__init__(out)
@@ -365,7 +365,7 @@ _SMOOTHING: Final = 0.2
 
 
 class SpeculationOutcome(StrEnum):
-    """What became of an answer that was begun before the turn had ended, or why none was begun."""
+    """The outcome of an answer that was begun before the turn had ended, or the reason why none was begun."""
 
     #: Used: the turn ended with the guessed input.
     USED = "used"
@@ -380,7 +380,7 @@ class SpeculationOutcome(StrEnum):
 
 
 class AheadLoad:
-    """The decision whether an answer may be begun ahead, by how much concurrent answers delay one another.
+    """An estimate of an LLM's load, which decides whether an answer may be begun ahead, before the turn has ended.
 
     An idle LLM may begin an answer ahead. A busy one may do so only if concurrent answers begin hardly later than
     single ones: an answer ahead, which may be discarded, must not delay an answer that a user waits for.
@@ -405,7 +405,7 @@ class AheadLoad:
         return self._alone is not None and self._beside is not None and self._beside <= STRIDE * self._alone
 
     def begin(self, *, ahead: bool) -> AnswerUnderWay:
-        """Note that the LLM begins an answer whose input is complete."""
+        """Note that the LLM begins an answer whose input is complete; return its measurement."""
         beside = self.active > 0
         if ahead:
             self._ahead += 1
@@ -415,7 +415,7 @@ class AheadLoad:
         return AnswerUnderWay(self, beside=beside, ahead=ahead)
 
     def note_used(self) -> None:
-        """Note that an answer that was begun ahead is used: its turn has ended."""
+        """Note that an answer begun ahead is no longer held back: its turn has ended, or the answer was discarded."""
         self._ahead -= 1
 
     def note_end(self) -> None:
@@ -423,7 +423,7 @@ class AheadLoad:
         self.active -= 1
 
     def learn(self, seconds: float, *, beside: bool) -> None:
-        """Note the time to first output of an answer; ``beside``: whether others were in progress."""
+        """Note the ``seconds`` to an answer's first output; ``beside``: whether other answers were in progress."""
         known = self._beside if beside else self._alone
         learnt = seconds if known is None else known + _SMOOTHING * (seconds - known)
         if beside:
@@ -450,7 +450,7 @@ class AnswerUnderWay:
             self._load.learn(self._loop.time() - self._began, beside=self._beside)
 
     def used(self) -> None:
-        """Note that the answer is no longer ahead: its turn has ended."""
+        """Note that the answer is no longer held back, because its turn has ended or it was discarded."""
         if self._ahead:
             self._ahead = False
             self._load.note_used()
@@ -471,7 +471,7 @@ RULES: Final = "rules"
 
 
 class ComingState(StrEnum):
-    """What becomes of the model that is to answer: it may be had, is fetched, is loaded, or could not be had."""
+    """The state of a model that will answer instead of the rules: offered for download, fetching, loading, failed."""
 
     OFFERED = "offered"
     FETCHING = "fetching"
@@ -480,7 +480,7 @@ class ComingState(StrEnum):
 
 
 class Coming(Struct, frozen=True, omit_defaults=True):
-    """The model that is to answer instead of the rules. ``why`` is a line for people: what happens, or what to do."""
+    """A model that will answer instead of the rules. ``why`` is a line for the user: what happens, or what to do."""
 
     model: str
     state: ComingState
@@ -492,7 +492,7 @@ class Coming(Struct, frozen=True, omit_defaults=True):
 
 
 class GrowingLlm:
-    """Base of an LLM that may become another one while the server runs."""
+    """Base class of an LLM that may be replaced by another model while the server runs."""
 
     #: The model that is to answer; None if none is.
     coming: Coming | None = None
@@ -504,21 +504,21 @@ class GrowingLlm:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Lines for a person who can restart the server."""
+        """Lines of advice for a person who can restart the server."""
         return ()
 
     async def fetch(self) -> Coming:
-        """Begin to fetch the model. Raises SessionConflict if there is none, or this is not allowed."""
+        """Begin to download the model. Raises SessionConflict if there is no model, or the download is not allowed."""
         raise SessionConflict("there is no model to fetch")
 
 
 def growing_llm(engine: object) -> GrowingLlm | None:
-    """Return the GrowingLlm that ``engine`` is, or that is its LLM; None if there is none."""
+    """Return ``engine`` or its LLM part, whichever is a GrowingLlm; None if neither is."""
     llm = getattr(engine, "llm_part", engine)
     return llm if isinstance(llm, GrowingLlm) else None
 
 
 def has_model(engine: Engine) -> bool:
-    """Return whether a language model answers now, alone or besides the rules."""
+    """Whether a language model answers now, alone or together with the rules."""
     llm = parts_of(engine)[Role.LLM.value]
     return llm is not None and llm.name != RULES

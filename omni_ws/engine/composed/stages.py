@@ -80,7 +80,7 @@ class _EngineStage:
         return self._outputs.full or (sink is not None and sink.full and not sink.closed)
 
     async def drain(self) -> None:
-        """See OutputWriter. Waits also while the link to the next stage is full."""
+        """Wait while the client does not read (see OutputWriter), or while the channel to the next stage is full."""
         await self._outputs.drain()
         if self._sink is not None and self._sink.full:
             with suppress(ChannelClosed):
@@ -94,9 +94,9 @@ _CHUNK_OVERHEAD_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The next chunk, provided that the speaker, who pauses, says nothing more; None withdraws the last guess.
+    """A prediction of the next ``chunk`` at a pause, which holds if the speaker says nothing more.
 
-    ``language`` is the language in which it was spoken, if that was detected.
+    ``chunk`` None withdraws the last guess. ``language`` is the code of the spoken language, if it was detected.
     """
 
     chunk: InputChunk | None
@@ -115,13 +115,13 @@ INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
 class AsrStage(_EngineStage):
     """The first Stage of a request, which transcribes speech: chunks in; chunks to the LLM, transcripts to the client.
 
-    Final transcripts replace the audio, and input stays in order: chunks after audio wait for its transcript. If the
-    LLM takes audio (``beside``), all input passes at once, and only the client gets the transcripts. With ``guesses``,
-    the LLM stage also gets a Guess of the transcript at each pause that may be the end.
+    Final transcripts replace the audio. The input stays in order: chunks after audio wait for the audio's transcript.
+    If the LLM takes audio (``beside``), all input passes immediately, and only the client gets the transcripts. With
+    ``guesses``, the LLM stage also gets a Guess of the transcript at each pause that may end the turn.
 
-    Each stretch of audio is a request to the ASR. The final transcripts, joined, are the whole transcript. ``earlier``
-    are the earlier parts of the message: they go to the LLM before the input, which is transcribed meanwhile. After the
-    answer was cut off, the stage goes on transcribing for the client only.
+    Each stretch of audio becomes one request to the ASR. The joined final transcripts are the whole transcript.
+    ``earlier`` are the earlier parts of the message, which go to the LLM before the input; the input is transcribed
+    meanwhile. After the answer was cut off, the stage goes on transcribing for the client only.
     """
 
     name = Role.ASR.value
@@ -153,7 +153,7 @@ class AsrStage(_EngineStage):
         self._heard: deque[str | TranscriptGuess] = deque()
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Transcribe the input, and pass it on to the LLM. Raises EmptyInput if there was none."""
+        """Transcribe the input, and pass it on to the LLM. Raises EmptyInput if there was no input."""
         assert sink is not None
         self._outputs, self._sink = outputs, sink
         try:
@@ -236,7 +236,7 @@ class AsrStage(_EngineStage):
             self._pass_heard_on()
 
     async def drain(self) -> None:
-        """See OutputWriter. Also passes transcripts on to the LLM, if the earlier parts of the message are known."""
+        """Pass transcripts on to the LLM, if the earlier parts of the message are known; wait, see OutputWriter."""
         if self._earlier_known:
             await self._pass_on()
         await super().drain()
@@ -255,11 +255,11 @@ class AsrStage(_EngineStage):
 
     @property
     def _earlier_known(self) -> bool:
-        """Whether the LLM has the earlier parts of the message, or they are known and can be passed on at once."""
+        """Whether the LLM has the earlier parts of the message, or could get them now without a wait."""
         return self._earlier is None or self._earlier.known
 
     async def _pass_on(self) -> None:
-        """Wait for the earlier parts of the message, and pass them and then the transcripts so far to the LLM."""
+        """Wait for the earlier parts of the message; pass these parts, and then the transcripts so far, to the LLM."""
         earlier, self._earlier = self._earlier, None
         for chunk in () if earlier is None else await earlier.chunks():
             self._anything = True
@@ -282,7 +282,7 @@ class AsrStage(_EngineStage):
                 self._sink.put_nowait(item)
 
     async def _give(self, chunk: InputChunk) -> None:
-        """Pass a chunk to the LLM; does nothing if the answer is cut off, since nobody reads the chunk then."""
+        """Pass a chunk to the LLM, unless the answer was cut off: then nobody reads the chunk."""
         assert self._sink is not None
         try:
             await self._sink.put(chunk)
@@ -292,10 +292,10 @@ class AsrStage(_EngineStage):
 
 
 class _Stretch(OutputFilter):
-    """A stretch of audio, the task that transcribes it with ``listen``, and the OutputWriter for that.
+    """A stretch of audio with the task that transcribes it (``listen``), and the OutputWriter of that task.
 
-    It converts transcripts to ones of the whole input, in which it begins at ``from_ms``, and passes them to ``out``.
-    ``separator`` comes before their text unless that begins with white space.
+    ``from_ms`` is the position of the stretch in the input audio. Transcripts are passed to ``out`` with times in the
+    whole input, and with ``separator`` before their text unless the text begins with white space.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class _Stretch(OutputFilter):
             self._heard.discard()
 
     async def put(self, chunk: InputChunk) -> None:
-        """Add a chunk of the audio. Raises ChannelClosed if nobody reads the outputs any more."""
+        """Add a chunk of the audio. Raises ChannelClosed if no one reads the outputs any more."""
         try:
             await self._heard.put(chunk)
         except ChannelClosed:
@@ -352,7 +352,7 @@ class _Stretch(OutputFilter):
             # The ASR has ended before its input; its outputs are complete.
 
     async def end(self) -> None:
-        """End the audio, and wait until it is transcribed. Raises ChannelClosed as ``put`` does."""
+        """End the audio, and wait until it is transcribed. Raises ChannelClosed under the same condition as ``put``."""
         self._heard.close()
         await self._listening
         if self._outputs.closed:
@@ -364,7 +364,7 @@ class _Stretch(OutputFilter):
 
 
 class _TextBoundary:
-    """A filter that inserts a space between typed text and a transcript that follow one another."""
+    """A filter that inserts a space where typed text and a transcript meet without white space."""
 
     def __init__(self) -> None:
         #: Whether the latest chunk was typed text (True) or a transcript (False); None for any other chunk or none.
@@ -374,7 +374,7 @@ class _TextBoundary:
         self._after_earlier = False
 
     def typed(self, chunk: InputChunk) -> InputChunk:
-        """Return ``chunk``, which is not a transcript, with a space before its text if needed."""
+        """Return ``chunk``, which holds typed text or another modality, with a space before its text if needed."""
         if chunk.modality is not Modality.TEXT or chunk.tool_call_id is not None:
             self._typed, self._after_earlier = None, False
             return chunk
@@ -406,18 +406,19 @@ SPEECH_LINK: Final = StageLink(2000, cost=len)
 
 
 class LlmStage(_EngineStage):
-    """A Stage of one request: chunks in; the answer to the client, and its text to the TTS.
+    """The Stage of one request that runs the LLM: chunks in; the answer to the client, and its text to the TTS.
 
-    The LLM reads the input as it arrives, so that it can process it early. With ``words_only``, speech was replaced by
-    its transcript: if the input then ends without content, because speech had no words, the LLM's request is cancelled,
-    and the answer is ``EngineCapabilities.nothing_heard``.
+    The LLM reads the input as it arrives, so that it can process the input early. With ``words_only``, transcripts have
+    replaced all speech: if the input then ends without content, because the speech had no words, the LLM's request is
+    cancelled, and the answer is ``EngineCapabilities.nothing_heard``.
 
-    ``transcribed`` and ``spoken`` mean that other parts make the transcript and the audio. If the client set no
-    limit, a spoken answer ends with a whole sentence within ``max_spoken_tokens``, and the finish reason is LENGTH.
-    ``run`` raises EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input.
+    ``transcribed`` and ``spoken``: other parts make the transcript and the audio. If the client set no limit, a spoken
+    answer ends with a whole sentence within ``max_spoken_tokens``, and the finish reason is LENGTH. ``run`` raises
+    EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input.
 
-    An answer that was begun elsewhere goes on: the TTS gets all its text, and the client the rest. If the LLM does not
-    go on with it, the TTS speaks what was told, and ``failure`` is the error to raise then.
+    If another server began the answer (``GenerationRequest.begun``), the TTS gets its whole text, and the client only
+    the rest. If the LLM cannot continue the answer, the TTS speaks the text that was begun, and ``failure`` is the
+    error with which the answer ends.
     """
 
     name = Role.LLM.value
@@ -455,7 +456,7 @@ class LlmStage(_EngineStage):
         self._given: _GivenInput | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, the TTS."""
+        """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, for the TTS."""
         self._outputs, self._sink = outputs, sink
         begun = self._request.begun
         if sink is not None and begun:
@@ -500,7 +501,7 @@ class LlmStage(_EngineStage):
             self._send(output)
 
     def _note_output(self, output: EngineOutput) -> None:
-        """Note an output up to the first of the answer itself: the LLM has begun."""
+        """Stop the stall timer, and mark the moment of the answer's first token if ``output`` is one."""
         if self._stall_timer is not None:
             self._stall_timer.stop()
             self._stall_timer = None
@@ -536,7 +537,7 @@ class LlmStage(_EngineStage):
             self._outputs.write(TextComplete(finished))
 
     def _usage(self, output_tokens: int) -> Usage:
-        """Return the usage of an answer that this stage cut off: the LLM's own, or else an estimate."""
+        """Return the usage of an answer that this stage cut off: as the LLM counted it, or else an estimate."""
         assert self._given is not None
         words = self._given.words + count_history(self._request.history)
         estimated = Usage(input_tokens=words, output_tokens=output_tokens)
@@ -563,7 +564,10 @@ class LlmStage(_EngineStage):
 
 
 class _GivenInput:
-    """The InputSource of the LLM, which cancels the LLM's request if the input ends without required content."""
+    """The InputSource of the LLM.
+
+    With ``must_have_content``, it cancels the LLM's request if the input ends without any content.
+    """
 
     def __init__(
         self,
@@ -575,7 +579,7 @@ class _GivenInput:
     ) -> None:
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
-        #: The number of words in its text so far.
+        #: The number of words in the text of the input so far.
         self.words = 0
         self._source = source
         self._stall_timer = stall_timer
@@ -609,12 +613,12 @@ class _GivenInput:
 
 
 class TtsStage(_EngineStage):
-    """A Stage of one request: text in, audio to the client.
+    """The Stage of one request that runs the TTS: text in, audio to the client.
 
-    The TTS reads the spoken form of the text (``SpeakableText``); the words with times that it reports are converted
-    back to the written ones. An answer without text, such as a tool call, is not spoken. If the TTS fails and the
-    client also gets the text, the answer goes on without audio. Of an answer that was begun elsewhere, the TTS reads
-    the text from ``GenerationRequest.voice_from`` on.
+    The TTS reads the spoken form of the text (``SpeakableText``); the timed words that the TTS reports are converted
+    back to written words. An answer without text, such as a tool call, is not spoken. If the TTS fails and the client
+    also gets the text, the answer goes on without audio. If another server began the answer, the TTS reads the text
+    from ``GenerationRequest.voice_from`` on.
     """
 
     name = Role.TTS.value
@@ -656,7 +660,7 @@ class TtsStage(_EngineStage):
             await run_part(Role.TTS, self._engine, asked, self)
 
     def _write_first(self, output: EngineOutput) -> None:
-        """Note the first sound; the outputs after it cost nothing more."""
+        """Mark the moment of the first audio, and replace this method by ``write`` for all later outputs."""
         if isinstance(output, AudioOutput):
             vars(self).pop("write", None)
             self._request.times.mark("first_audio_made", self.name)
@@ -675,7 +679,7 @@ class TtsStage(_EngineStage):
             self.audio_ms = output.usage.output_audio_ms
 
     async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
-        """Yield the spoken form of the text, from the first piece on that can be pronounced."""
+        """Yield the spoken form of the text in pieces, the first of which contains something to pronounce."""
         held, begun = "", False
         if (first := await anext(source, None)) is None:
             return
@@ -699,9 +703,10 @@ class TtsStage(_EngineStage):
 
     @property
     def _language(self) -> str:
-        """Return the only language that the voice reads; empty if it reads several, or if that is not known.
+        """The language (RFC 5646) of the text to speak; "" if it is not known.
 
-        It is empty too if the user speaks a language that the TTS does not: the answer is in that, most likely.
+        This is the language of the voice, if the voice reads only one. If the user speaks a language that the TTS does
+        not speak, the language is not known: the answer is most likely in the user's language.
         """
         if self._speech_language is not None:
             return self._speech_language
@@ -716,9 +721,10 @@ class TtsStage(_EngineStage):
         return "" if foreign else reads
 
     def _language_to_speak(self) -> str | None:
-        """Return the language that the user speaks, or hears, if the TTS speaks it; None for that of the voice.
+        """Return the language in which the TTS is to speak; None for the language of the voice.
 
-        A client that names both the voice and the language of the input has decided.
+        This is the language of the user or of the interpretation, if the TTS speaks it. If the client named both a
+        voice and the language of the input, its voice decides.
         """
         request = self._request
         if into := request.options.interprets_into:
@@ -730,7 +736,7 @@ class TtsStage(_EngineStage):
 
 
 def _is_refusal(error: OmniError) -> bool:
-    """Whether the TTS refused a parameter of the request, which the client has to correct."""
+    """Whether ``error`` is the TTS's refusal of a parameter of the request, which the client has to correct."""
     asked = ("voice", "speed", "stage_params", "stage_sampling")
     return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
 
@@ -738,10 +744,10 @@ def _is_refusal(error: OmniError) -> bool:
 async def _spoken_pieces(
     first: str, rest: AsyncIterator[str], speakable: SpeakableText
 ) -> AsyncGenerator[list[Spoken], None]:
-    """Yield the spoken form of a text, as the text arrives; ``first`` has arrived.
+    """Yield the spoken form of a text while it arrives: ``first`` and then ``rest``.
 
-    Words that are held back, because further text may change how they are read, are yielded after a pause at the end of
-    a sentence.
+    Words whose spoken form may depend on further text are held back. They are yielded, too, if no more text arrives for
+    SENTENCE_GRACE after the end of a sentence.
     """
     read = 0
     text: str | None = first
@@ -772,7 +778,7 @@ async def _chunks(first: str, rest: AsyncIterator[str]) -> AsyncGenerator[InputC
 
 
 class AnswerStages:
-    """The stages of one answer, and the links between them. ``options`` are those of LlmStage."""
+    """The stages of one answer, and the links between them. ``options`` are passed to LlmStage."""
 
     def __init__(self, request: GenerationRequest, *, llm: Engine, tts: Engine | None, **options: Any) -> None:
         self._llm = LlmStage(llm, request, spoken=tts is not None, **options)

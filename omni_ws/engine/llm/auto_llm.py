@@ -1,6 +1,6 @@
-"""AutoLlm: answers by rules at once, and by a language model as soon as there is one, without a restart.
+"""AutoLlm: an LLM that answers by rules first, and by a language model as soon as one runs, without a restart.
 
-FetchedMind is the model that ``--llm auto`` fetches, or that was fetched before, and what allows it.
+FetchedMind is the model that ``--llm auto`` downloads, or has downloaded before; its Plan says what is allowed.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ RULES_ALONE: Final = "for rules alone: --llm rules, or make serve LLM=rules"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that.
+    """The plan for a language model in this server.
 
-    ``fetches``: its weights are to be fetched, too. Without that, those that are here have to do.
+    ``begins``: the server fetches or loads the model without being asked; ``can_begin``: it may do so when a user asks.
+    ``why`` is a line for the operator. ``fetches``: the weights have to be downloaded first; otherwise they are on the
+    disk already.
     """
 
     begins: bool
@@ -71,10 +73,11 @@ class Plan:
 
 
 class FetchedMind:
-    """The model that was fetched before, or is to be fetched.
+    """A language model that was downloaded before, or may be downloaded.
 
-    ``make`` creates the engine of weights by their name. Nothing is fetched by itself unless ``llm.fetch`` says so
-    (``omni-ws serve --fetch``), nor with keys, several workers, or ``CI`` in the environment.
+    ``make`` creates the engine for the name of pinned weights, such as "qwen"; ``titles`` are the models' names for
+    people. The server downloads a model on its own initiative only with the setting ``llm.fetch`` (``omni-ws serve
+    --fetch``), and never with API keys, with several workers, or with ``CI`` in the environment.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class FetchedMind:
         self._titles = titles
         self._environ = environ
         self._cache = cache or weights_cache()
-        #: Models whose files are here, and are not those that were pinned.
+        #: Models whose files are on the disk, but differ from the pinned ones.
         self._changed: set[str] = set()
         self._name = FETCHED
 
@@ -105,7 +108,7 @@ class FetchedMind:
         return pinned_weights()[self._name]
 
     def _there(self) -> Iterator[str]:
-        """Yield the models that were fetched before, the best first. What their files hold is not read."""
+        """Yield the names of the models that were downloaded before, the best first. Checks only the files' sizes."""
         for name in _USED:
             weights = pinned_weights()[name]
             folder = self._cache.folder_of(weights)
@@ -113,7 +116,7 @@ class FetchedMind:
                 yield name
 
     def plan(self) -> Plan:
-        """Look at what there is, and what this machine can do. Blocks a little; reads no weights."""
+        """Choose a model by the downloaded files and this machine's resources. Blocks briefly; reads no weights."""
         found = next(self._there(), None)
         self._name, fetches = found or FETCHED, found is None
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
@@ -144,9 +147,9 @@ class FetchedMind:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
     def fetch(self, fetching: Fetching, *, weights: bool) -> None:
-        """Fetch the weights of the model. Blocks. Raises WeightsError.
+        """Download the model's weights or, without ``weights``, choose among downloaded models. Blocks.
 
-        Without ``weights`` none are fetched: the best model is used whose files are as they were pinned.
+        Without ``weights``, the best model is used whose files have the pinned checksums. Raises WeightsError.
         """
         if weights:
             self._cache.fetch(self._weights, fetching)
@@ -161,12 +164,12 @@ class FetchedMind:
         raise WeightsError(f"its files have changed; fetch them with: {fetch_command(wanted)}")
 
     def engine(self) -> Engine:
-        """Create the engine of the fetched model, which is to be started. Blocks."""
+        """Create the engine of the downloaded model, without starting it. Blocks."""
         return self._make(self._name)
 
 
 def why_none(config: ServerConfig, environ: Mapping[str, str]) -> str:
-    """Return why the server chooses no language model by itself, whatever there is; empty if it may choose one."""
+    """Return why the configuration or the environment rules out an automatic choice of a language model; "" if none."""
     if environ.get("CI"):
         return "with CI in the environment none is chosen"
     # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
@@ -174,7 +177,7 @@ def why_none(config: ServerConfig, environ: Mapping[str, str]) -> str:
 
 
 def _size(file: Path) -> int | None:
-    """Return the size of a file in bytes; None if it is not there."""
+    """Return the size of a file in bytes; None if the file does not exist."""
     try:
         return file.stat().st_size
     except OSError:
@@ -182,7 +185,7 @@ def _size(file: Path) -> int | None:
 
 
 def _free_disk(folder: Path) -> int:
-    """Return the free bytes of the disk on which ``folder`` is, or will be."""
+    """Return the free space, in bytes, of the disk of ``folder``, which need not exist yet."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     return shutil.disk_usage(there).free
 
@@ -198,19 +201,20 @@ _GB: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found on this machine: an engine that is not started yet, or None, and lines for the operator."""
+    """The result of the search for a model server: its engine, not started yet, or None; and lines for the operator."""
 
     engine: Engine | None = None
     lines: tuple[str, ...] = ()
 
 
 class AutoLlm(GrowingLlm):
-    """An engine for the task ``chat``: rules, and a language model in their place as soon as one is there.
+    """An engine for the task ``chat``: rules, which a language model replaces as soon as one runs.
 
-    At the start, ``find`` looks for a server of models on this machine. Without one, ``mind`` is fetched and loaded in
-    the background, if its plan says so. A request keeps the engine it began with. Rules go on answering what the model
-    cannot: pictures, raw prompts, and everything plain while the model does not run. ``on_change`` is called when
-    another engine answers, and the capabilities may be others.
+    At the start, ``find`` looks for a model server on this machine. If there is none, the model ``mind`` is downloaded
+    and loaded in the background, if its plan says so. A request keeps the engine it began with. The rules go on
+    answering requests that the model cannot: those with pictures or raw prompts, and all plain requests while the model
+    does not run. ``on_change`` is called when another engine answers and the capabilities may have changed, and when
+    ``coming`` changes.
     """
 
     def __init__(self, rules: Engine, *, find: Callable[[], Awaitable[Found]], mind: FetchedMind | None) -> None:
@@ -248,7 +252,7 @@ class AutoLlm(GrowingLlm):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Those of the engine that answers. Growing input and raw prompts stay, since the rules can take them."""
+        """The capabilities of the engine that answers, with ``extend`` and ``raw_prompts``, which the rules can do."""
         continues = frozenset({OutputModality.TEXT})  # by go_on, whatever the one that answers can
         if self._llm is None:
             return replace(self._rules.capabilities, continues=continues)
@@ -270,7 +274,7 @@ class AutoLlm(GrowingLlm):
     # life
 
     async def start(self) -> None:
-        """Start the rules, and look for a model once. Idempotent. Raises EngineFailed if the rules do not start."""
+        """Start the rules, and look for a model. Idempotent. Raises EngineFailed if the rules do not start."""
         await self._rules.start()
         if self._looked:
             return
@@ -311,10 +315,10 @@ class AutoLlm(GrowingLlm):
     # the model
 
     async def fetch(self) -> Coming:
-        """Begin to fetch the model, because somebody at this machine asks for it; return how that goes.
+        """Begin to fetch the model because a user of this machine asks for it; return the model's state.
 
-        If it is under way, nothing changes. Raises SessionConflict if there is nothing to fetch, or this machine or the
-        configuration does not allow it.
+        A fetch that is under way goes on. Raises SessionConflict if there is no model to fetch, or if this machine or
+        the configuration does not allow it.
         """
         if self._mind is None or self._llm is not None:
             raise SessionConflict("there is no model to fetch: a language model answers already, or none is wanted")
@@ -337,7 +341,7 @@ class AutoLlm(GrowingLlm):
         self._growing = asyncio.create_task(self._grow(mind, plan), name=f"fetch of {mind.model}")
 
     async def _grow(self, mind: FetchedMind, plan: Plan) -> None:
-        """Fetch and load the model, and let it answer from then on."""
+        """Download the model if planned, load it, and let it answer from then on."""
         engine: Engine | None = None
         try:
             await self._in_thread(lambda: mind.fetch(self._fetching, weights=plan.fetches))
@@ -374,7 +378,7 @@ class AutoLlm(GrowingLlm):
         self.on_change()
 
     async def _in_thread(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in a thread of its own, which may wait for a network and does not keep the process alive."""
+        """Run ``call`` in a new daemon thread: it may wait for the network, and must not keep the process alive."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         failed: list[Exception] = []
 
@@ -399,7 +403,7 @@ class AutoLlm(GrowingLlm):
             raise failed[0]
 
     def _progressed(self, progress: Progress) -> None:
-        """Note how far the fetch is. Called from its thread."""
+        """Note and log the progress of the download. Called from the download's thread."""
         before = self.coming
         if before is None or before.state is not ComingState.FETCHING:
             return

@@ -1,6 +1,7 @@
-"""What answers by rules compute: sums and units, letters and chance, times and days, and what the user told.
+"""The functions with which rules compute answers: sums, units, letters, chance, times, days, and facts from the user.
 
-The tables in ``intents/`` name these functions.
+The tables in ``intents/`` name these functions. Such a function gets the sentence of the user and the slots of the
+intent (the words that a pattern's named groups matched), and returns the answer, or None if the intent does not fit.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ _Token: TypeAlias = Fraction | str
 
 
 class NotArithmetic(Exception):
-    """The text is no arithmetic expression."""
+    """Raised for a text that is not an arithmetic expression."""
 
 
 def parse_number(text: str) -> int | None:
-    """A whole number in words or digits ("one hundred and five", "20"), or None."""
+    """Return the whole number that ``text`` is, in words or digits ("one hundred and five", "20"), or None."""
     value = parse_value(text)
     return int(value) if value is not None and value.denominator == 1 and value >= 0 else None
 
 
 def parse_value(text: str) -> Fraction | None:
-    """Any number in words or digits ("minus two point five", "1,000"), or None."""
+    """Return the number that ``text`` is, in words or digits ("minus two point five", "1,000"), or None."""
     try:
         tokens = _tokens(text.lower())
     except NotArithmetic:
@@ -85,9 +86,9 @@ def parse_value(text: str) -> Fraction | None:
 
 
 def evaluate(text: str) -> Fraction:
-    """The value of a calculation.
+    """Return the value of a calculation, in words or signs ("two times 3").
 
-    Raises NotArithmetic for anything else, ZeroDivisionError if it has no value, OverflowError for too large a power.
+    Raises NotArithmetic for other texts, ZeroDivisionError for a division by zero, OverflowError for too large a power.
     """
     tokens = _tokens(text.lower())
     if len(tokens) < 2:
@@ -99,7 +100,7 @@ def evaluate(text: str) -> Fraction:
 
 
 def in_digits(value: Fraction) -> str:
-    """``value`` for reading and for speaking, rounded to six places where it has more."""
+    """Return ``value`` as text to read or speak, such as "minus 2.5"; rounded to six places, with "about" before it."""
     rounded = round(abs(value), 6)
     about = "about " if rounded != abs(value) else ""
     whole, decimals = divmod(int(rounded * 10**6), 10**6)
@@ -108,7 +109,7 @@ def in_digits(value: Fraction) -> str:
 
 
 def _taken(tokens: list[_Token], binding: int = 1) -> Fraction:
-    """The value of the expression at the front of ``tokens``, which is removed; operators below ``binding`` stay."""
+    """Remove the expression at the front of ``tokens``, up to an operator weaker than ``binding``; return its value."""
     value = _operand(tokens)
     while tokens and (found := _OPERATIONS.get(str(tokens[0]))) is not None and found[1] >= binding:
         tokens.pop(0)
@@ -179,7 +180,7 @@ def _words(text: str) -> list[str]:
 
 
 def _fraction(words: list[str], position: int) -> tuple[Fraction, int]:
-    """The fraction at ``position``, behind a number ("and a half"), 0 for none; and the position behind it."""
+    """Return the fraction at ``position``, which follows a number ("and a half"), or 0; and the position after it."""
     match words[position : position + 3]:
         case ["and", "a", name] if name in _FRACTIONS:
             return Fraction(1, _FRACTIONS[name]), position + 3
@@ -187,7 +188,7 @@ def _fraction(words: list[str], position: int) -> tuple[Fraction, int]:
 
 
 def _spoken(words: list[str], position: int) -> tuple[Fraction, int]:
-    """The number in words that starts at ``position``, and where it ends."""
+    """Return the number in words that starts at ``position``, and the position after its last word."""
     total, group = 0, 0
     while position < len(words):
         word = words[position]
@@ -219,7 +220,10 @@ def _spoken(words: list[str], position: int) -> tuple[Fraction, int]:
 
 
 def _run(words: list[str]) -> tuple[int, bool]:
-    """The number that words below a hundred name, and whether nothing can follow: "nineteen ninety", "one oh one"."""
+    """Return the number that words below a hundred name, and whether it is complete, so that no "hundred" may follow.
+
+    Examples of complete numbers: "nineteen ninety", "one oh one".
+    """
     parts: list[int] = []
     for before, word in zip(["", *words], words, strict=False):
         value = _BELOW_HUNDRED[word]
@@ -263,7 +267,7 @@ def calculate(asked: Asked, slots: Slots) -> str | None:
 
 
 def calculate_on(asked: Asked, slots: Slots) -> str | None:
-    """A calculation that begins with the last result: "and times three"."""
+    """Return the answer to a calculation that begins with the last result: "and times three"."""
     operation = slots.get("operation") or f"{_SUMS['verbs'][slots['verb'].lower()]} {slots['number']}"
     result = _last_result(asked.talk)
     if result is not None:
@@ -274,7 +278,10 @@ def calculate_on(asked: Asked, slots: Slots) -> str | None:
 
 
 def worked_out(asked: Asked, slots: Slots) -> str | None:
-    """The result of a formula whose numbers were said: ``slots`` has it, and beside its names what stood for them."""
+    """Return the answer to a calculation by formula.
+
+    ``slots["formula"]`` contains names in braces; the slots of these names have the numbers that the user said.
+    """
     words = {name: words for name, words in slots.items() if f"{{{name}}}" in slots["formula"]}
     values = {name: _value(asked, _without_money(said)[0]) for name, said in words.items()}
     if None in values.values():
@@ -294,20 +301,20 @@ def root(asked: Asked, slots: Slots) -> str | None:
 
 
 def _without_money(words: str) -> tuple[str, str]:
-    """The words without the one currency that they name, and that currency; empty where they name none, or several."""
+    """Return ``words`` without the currency that they name, and this currency; "" if they name none or several."""
     words = _WRITTEN_MONEY.sub(lambda found: f"{found[2]} {_SIGNS[found[1]]}", words)
     named = {found.lower() for found in _MONEY.findall(words)}
     return (_MONEY.sub("", words), named.pop()) if len(named) == 1 else (words, "")
 
 
 def _last_result(talk: Talk) -> Fraction | None:
-    """What the last calculation made."""
+    """Return the result of the last calculation in the conversation; None if there was none."""
     found = (_RESULT.findall(answer) for answer in reversed(talk.answers))
     return next((parse_value(results[-1]) for results in found if results), None)
 
 
 def _value(asked: Asked, words: str) -> Fraction | None:
-    """The number that ``words`` are, or the last result, if they stand for that."""
+    """Return the number that ``words`` name, or the last result if they mean it ("that"); None for other words."""
     if words in _SUMS["words"]["result"].split("|"):
         return _last_result(asked.talk)
     return Fraction(_SUMS["values"][words]) if words in _SUMS["values"] else parse_value(words)
@@ -324,7 +331,11 @@ _ABSOLUTE_ZERO: Final = Fraction("-273.15")
 
 
 class _Unit(NamedTuple):
-    """``size`` is in the first unit of its kind; ``zero`` is where its scale begins, in that unit."""
+    """A unit of measurement, with its names in singular (``one``) and plural (``many``).
+
+    ``size`` is the unit in terms of the first unit of its ``kind``; ``zero`` is the zero point of its scale, in the
+    same first unit.
+    """
 
     kind: str
     one: str
@@ -335,7 +346,7 @@ class _Unit(NamedTuple):
 
 @cache
 def units() -> dict[str, _Unit]:
-    """Units by all their names."""
+    """Return the units by each of their names."""
     found: dict[str, _Unit] = {}
     for kind, rows in _SUMS["units"].items():
         for one, (many, names, size, *zero) in rows.items():
@@ -396,7 +407,7 @@ _SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_WORDS['last_word']})\b)
 
 
 def repeated(words: str) -> str | None:
-    """The words once more, as a sentence; None where there are none."""
+    """Return the ``words`` to repeat, as a sentence; None if there are none, or if they are a choice ("yes or no")."""
     words = words.strip(' ,:"“”')
     if _CHOICE.match(words) is not None or not any(map(str.isalnum, words)):
         return None
@@ -404,7 +415,7 @@ def repeated(words: str) -> str | None:
 
 
 def spelled(words: str) -> str | None:
-    """The letters one by one; None where there are none."""
+    """Return the letters of ``words``, separated by commas; None if there are none."""
     letters = list(islice(filter(str.isalnum, words), MAX_SPELLED_LETTERS + 1))
     if len(letters) > MAX_SPELLED_LETTERS:
         return f"I spell up to {MAX_SPELLED_LETTERS} letters."
@@ -438,7 +449,7 @@ def how_many_letters(asked: Asked, slots: Slots) -> str | None:
 
 
 def count(asked: Asked, slots: Slots) -> str | Iterator[str] | None:
-    """The numbers from ``first`` (1) to ``last`` (0)."""
+    """Return the numbers from the slot ``first`` (default 1) to the slot ``last`` (default 0), in sentences."""
     first, last = parse_number(slots.get("first", "1")), parse_number(slots.get("last", "0"))
     if first is None or last is None:
         return None
@@ -493,7 +504,7 @@ def choice(asked: Asked, slots: Slots) -> str | None:
 
 
 def hand(asked: Asked, slots: Slots) -> str:
-    """Rock, paper, scissors."""
+    """Return the answer to a round of rock, paper, scissors; the slot ``hand`` is the user's choice."""
     beats = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
     mine, yours = asked.chance.choice(tuple(beats)), slots.get("hand")
     if yours is None:
@@ -531,7 +542,7 @@ def time_later(asked: Asked, slots: Slots) -> str | None:
 
 
 def which_day(asked: Asked, slots: Slots) -> str | None:
-    """The day of the week of a date, or the date of a day."""
+    """Return the answer to a question for the weekday of a date ("July 4th") or the date of a day ("next Friday")."""
     today = asked.now.date()
     if (found := day_named(slots["day"], today)) is None:
         return None
@@ -563,12 +574,15 @@ def leap_year(asked: Asked, slots: Slots) -> str | None:
 
 
 def in_full(day: date, *, weekday: bool = True) -> str:
-    """A date as it is spoken and written, such as "Tuesday, March 4, 2031"."""
+    """Return a date as it is spoken and written, such as "Tuesday, March 4, 2031"."""
     return f"{f'{day:%A}, ' if weekday else ''}{day:%B} {day.day}, {day.year}"
 
 
 def day_named(words: str, today: date) -> tuple[str, date] | None:
-    """The name of a day, "" for a bare date, and its date. A feast is the next one. None for what is no day."""
+    """Return the name of the day that ``words`` mean, such as "Tomorrow" or "Easter", and its date.
+
+    The name is "" for a bare date. For a feast, the date is the next one. Returns None if the words mean no day.
+    """
     shorter = re.sub(r"^(?:on|the next|until) |(?: this year| day)$", "", words)
     try:
         for name in (words, shorter):
@@ -590,7 +604,7 @@ def _counted(number: int, unit: str) -> str:
 
 
 def _feast(words: str, today: date) -> tuple[str, date] | None:
-    """The feast of that name which comes next."""
+    """Return the name and the next date of the feast that ``words`` name; None if they name none."""
     for name, (month, day, names) in _CLOCK["feasts"].items():
         if words in expanded(names):
             for year in (today.year, today.year + 1):
@@ -646,7 +660,7 @@ def _day_of_month(words: str) -> int | None:
 
 
 def _easter(year: int) -> date:
-    """Easter Sunday of the Gregorian calendar, by the anonymous algorithm of 1876."""
+    """Return Easter Sunday of the Gregorian calendar, by the anonymous algorithm of 1876."""
     century, rest = divmod(year, 100)
     golden = year % 19
     moon = (19 * golden + century - century // 4 - (century - (century + 8) // 25 + 1) // 3 + 15) % 30
@@ -701,7 +715,7 @@ _MOST_FACTS: Final = 8
 
 
 def name_told(talk: Talk) -> str | None:
-    """The name that somebody gave themselves last."""
+    """Return the name that the user gave last ("call me Ann"); None if there is none."""
     return next((name for heard in reversed(talk.heard) if (name := _own_name(heard)) is not None), None)
 
 
@@ -720,7 +734,7 @@ def _own_name(text: str) -> str | None:
 
 
 def _name(words: str, text: str) -> str | None:
-    """The name with which plain ``words`` begin, with the capitals that it has in ``text``, or its own."""
+    """Return the name with which the plain ``words`` begin, with its capitals in ``text``, or else capitalised."""
     name: list[str] = []
     for word in words.split()[:_MOST_NAMES]:
         if word in _NO_NAME or not word[0].isalpha() or len(word) > _MOST_LETTERS:
@@ -731,7 +745,7 @@ def _name(words: str, text: str) -> str | None:
 
 
 def _facts(text: str) -> Iterator[tuple[str, str]]:
-    """What somebody tells of themselves, such as ("favorite color", "blue"), as it was written."""
+    """Yield the facts that the user states in ``text``, such as ("favorite color", "blue"), with values as written."""
     clauses = _NEXT_FACT.split(plain_words(text), maxsplit=_MOST_FACTS)
     for words in chain.from_iterable(reversed([*requests(clause)]) for clause in clauses):
         for name, form in _FACTS.items():
@@ -754,7 +768,7 @@ def _noted(asked: Asked, slots: Slots) -> str | None:
 
 
 def _told(asked: Asked, slots: Slots) -> str | None:
-    """The value of what is asked for, as it was told last."""
+    """Return the latest value, from the user, of the fact that the user asks for; None if there is none."""
     facts = (fact for heard in reversed(asked.talk.heard) for fact in _facts(heard))
     return next((value for what, value in facts if what == (_what(slots) or slots["fact"])), None)
 
@@ -767,13 +781,16 @@ UNKNOWN: Final[dict[str, list[str]]] = _TELLING["unknown"]
 
 
 def sorry(asked: Asked, slots: Slots) -> str:
-    """ "Sorry?" asks for the last answer again, "sorry" excuses."""
+    """Return the last answer again for "Sorry?", and a reply to the apology for "Sorry"."""
     again = asked.text.endswith("?") and asked.talk.last_answer
     return again or asked.talk.fresh(_TELLING["excused"])
 
 
 def _which_heard(asked: Asked, slots: Slots) -> str | None:
-    """The first, second … thing that was said; where it is what was asked, of the questions, if there are any."""
+    """Return the answer to "What was the first thing I said?"; the slot ``place`` has the ordinal.
+
+    If the user asks for a question ("What did I ask first?"), only questions count, if there are any.
+    """
     said = asked.talk.all_heard
     if "ask" in slots:
         said = [words for words in said if is_question(words)] or said
@@ -784,7 +801,7 @@ def _which_heard(asked: Asked, slots: Slots) -> str | None:
 
 
 def is_question(text: str) -> bool:
-    """Whether something is asked, by its first word or its mark; recognition may leave that out."""
+    """Whether ``text`` is a question, by its mark or its first word; speech recognition may leave the mark out."""
     return text.rstrip().endswith("?") or _first_word(text) in _ASKING
 
 
@@ -801,7 +818,7 @@ def kind_of(text: str) -> str:
 
 
 def _first_word(text: str) -> str:
-    """The first one behind courtesies."""
+    """Return the first plain word of ``text`` after courtesies such as "please"."""
     *_, request = requests(plain_words(text))
     return request.split(" ", 1)[0]
 
@@ -819,12 +836,12 @@ RIDDLES: Final[dict[str, list[str]]] = SAYINGS["riddle"]
 
 
 def solution(asked: Asked, slots: Slots) -> str | None:
-    """The solution of the riddle in the last answer."""
+    """Return the solution of the riddle in the last answer; None if there was no riddle."""
     return next((words[0] for riddle, words in RIDDLES.items() if asked.talk.last_answer.endswith(riddle)), None)
 
 
 def solved(asked: Asked) -> str | None:
-    """What is said to the solution of a riddle, if the request is one."""
+    """Return the reply to a guess at the riddle in the last answer; None if the sentence is no such guess."""
     right = next((words for riddle, (_, *words) in RIDDLES.items() if asked.talk.last_answer.endswith(riddle)), ())
     if any(f" {word} " in f" {asked.words} " for word in right):
         return "Right! Well done."

@@ -80,7 +80,7 @@ _SHARED_CORES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufSettings:
-    """The file of a model, and how to run it. A number that is None is chosen by the processor."""
+    """The file of a model, and how to run it. A number that is None is derived from the number of cores."""
 
     file: Path
     #: The model's name.
@@ -111,10 +111,10 @@ class GgufSettings:
 
 
 class GgufEngine:
-    """An engine for the task ``chat``: a RemoteLlmEngine and the process of llama.cpp that it is connected to.
+    """An engine for the task ``chat``: a llama.cpp process, and a RemoteLlmEngine that sends requests to it.
 
-    If the process dies, its answers fail, ``state`` becomes UNHEALTHY, and a new process is started, with increasing
-    delays until that succeeds. Each process has its own port and key.
+    If the process dies, the answers in progress fail, ``state`` becomes UNHEALTHY, and a new process is started, with
+    increasing delays until this succeeds. Each process has its own port and key.
     """
 
     name = "gguf"
@@ -247,15 +247,16 @@ class GgufEngine:
 
 
 def threads_of(free: int) -> int:
-    """Return how many threads a model gets of ``free`` cores; of three or more, one is left to the ASR and the TTS.
+    """Return the number of threads for a model if ``free`` cores are free.
 
-    More threads than free cores are worse than fewer: in each step, all wait for the one that is not running.
+    If there are three or more, one core is left to the ASR and the TTS. More threads than free cores are worse than
+    fewer: in each step, all threads wait for the slowest one.
     """
     return free if free <= _SHARED_CORES else free - 1
 
 
 async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputWriter) -> None:
-    """Write the answer of ``llm``, whose calls of tools are those that ``request`` allows, or requires."""
+    """Write the answer of ``llm``, with tool calls only if ``request`` allows them, and always if it requires them."""
     if not request.tools:
         await llm.generate(request, out)
     elif request.tool_choice == "none":
@@ -273,7 +274,7 @@ async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputW
 
 
 async def _noted(source: InputSource, taken: list[InputChunk]) -> AsyncIterator[InputChunk]:
-    """Yield the input, and add it to ``taken``."""
+    """Yield the chunks of ``source``, and append each to ``taken``."""
     async for chunk in source:
         taken.append(chunk)
         yield chunk
@@ -281,7 +282,7 @@ async def _noted(source: InputSource, taken: list[InputChunk]) -> AsyncIterator[
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A process of llama.cpp, its description of the model, and the RemoteLlmEngine that sends it requests."""
+    """A running llama.cpp process, its description of the model, and the RemoteLlmEngine that sends requests to it."""
 
     child: Child
     served: ModelServed
@@ -292,9 +293,10 @@ class RunningModel:
         return self.child.pid
 
     async def compute(self, settings: GgufSettings, parallel: int) -> None:
-        """Have llama.cpp process the instructions and the examples, and keep them for conversations that begin so.
+        """Have llama.cpp process the instructions and examples with which most conversations begin, and cache them.
 
-        They are in the first slot. Each other one gets a short prompt: an empty slot takes nothing from the cache.
+        The first of ``parallel`` slots gets this prompt. The other slots get a short prompt, because llama.cpp does not
+        load cached prompts into an empty slot.
         """
         request = GenerationRequest(
             request_id="start",
@@ -314,7 +316,7 @@ class RunningModel:
             logger.warning("the instructions were not computed ahead: %s", error)
 
     async def has_ended(self) -> bool:
-        """Return whether the process has ended, after a connection to it was lost. Waits a moment for the end."""
+        """Return whether the process has ended, after a connection to it was lost. Waits briefly for the end."""
         try:
             async with asyncio.timeout(_DEATH_SEC):
                 await self.child.wait()
@@ -324,29 +326,29 @@ class RunningModel:
 
 
 class _Places:
-    """The places for concurrent answers: the slots of llama.cpp, each of which keeps what it computed last."""
+    """The slots of llama.cpp, each for one of the concurrent answers. A slot keeps the KV cache of its last prompt."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._free = asyncio.Semaphore(number)
-        #: What conversation each free slot had last; the slot that was unused longest is the first.
+        #: From each free slot to its last conversation. The slot that was unused longest comes first.
         self._slots: dict[int, str | None] = dict.fromkeys(range(number))
         self.note_start(filled=False)
         #: Prompts that are computed for later requests.
         self._ahead: set[asyncio.Task[None]] = set()
 
     def note_start(self, *, filled: bool) -> None:
-        """Note that the process was started, and whether the instructions were computed in each slot."""
+        """Note that the process was started; ``filled``: each slot has processed a prompt, see RunningModel.compute."""
         #: The slots in which nothing was computed yet.
         self._empty = set[int]() if filled else set(range(self.number))
 
     @property
     def in_use(self) -> bool:
-        """Whether an answer or a prompt is being computed."""
+        """Whether any slot is in use, for an answer or for a prompt that is computed ahead."""
         return len(self._slots) < self.number
 
     async def compute(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Do work that ends when an answer is to be made. Returns whether it was done."""
+        """Run ``work`` until it is done or ``give_way`` cancels it; return whether it was done."""
         task = asyncio.create_task(work(), name="a prompt ahead")
         self._ahead.add(task)
         task.add_done_callback(self._ahead.discard)
@@ -360,15 +362,16 @@ class _Places:
             task.cancel()
 
     async def give_way(self) -> None:
-        """End what is computed for later requests. llama.cpp keeps what it has of it."""
+        """Cancel the computation of prompts for later requests. llama.cpp keeps the part that is computed."""
         await end_tasks(*self._ahead)
 
     async def take(self, conversation: str | None) -> tuple[int, bool]:
-        """Wait for a free slot; return it, and whether the request is to name it.
+        """Wait for a free slot; return its number, and whether the request has to name it.
 
-        It is the one that the conversation had, or else the one unused longest. That llama.cpp takes by itself, too,
-        after it has put what is there into its cache, which it would not do with a slot that a request names. Of empty
-        slots it takes any.
+        The slot is the last one of the conversation, or else the slot that was unused longest. llama.cpp by itself also
+        chooses the slot that was unused longest, and first saves its KV cache, which it does not do for a slot that a
+        request names. So the request names only the conversation's own slot, or an empty slot: among empty slots,
+        llama.cpp would choose any.
         """
         await self._free.acquire()
         had = (slot for slot, last in self._slots.items() if last == conversation is not None)
@@ -385,7 +388,7 @@ class _Places:
 
 
 class _Place:
-    """A request's claim to one of the places for concurrent answers, which it takes at the end of its input."""
+    """The slot of one request, which the request takes when its input has ended."""
 
     def __init__(self, places: _Places, request: GenerationRequest) -> None:
         self._places = places
@@ -395,9 +398,9 @@ class _Place:
         self._slot: int | None = None
 
     async def after(self, source: InputSource, fields: dict[str, Any]) -> AsyncIterator[InputChunk]:
-        """Yield the whole input, then wait for a place before ending, and add its slot to ``fields`` of the request.
+        """Yield the whole input, then wait for a slot, and add it to ``fields`` (of the HTTP request) if needed.
 
-        Raises EngineOverloaded if none becomes free.
+        Raises EngineOverloaded if no slot becomes free within PLACE_SEC.
         """
         async for chunk in source:
             if self._conversation is None and chunk.modality is Modality.TEXT:
@@ -417,14 +420,14 @@ class _Place:
             fields[_SLOT] = self._slot
 
     def leave(self) -> None:
-        """Free the place, if it was taken. Idempotent."""
+        """Return the slot, if one was taken. Idempotent."""
         if self._slot is not None:
             slot, self._slot = self._slot, None
             self._places.give_back(slot, self._conversation)
 
 
 def _checked_template(settings: GgufSettings) -> str | None:
-    """Check the files in ``settings``; return the text of the template, if any. Raises EngineFailed. Blocks."""
+    """Check the files in ``settings``; return the text of the chat template, if any. Raises EngineFailed. Blocks."""
     check_model_file(settings.file)
     if (template := settings.chat_template) is None:
         return None
@@ -436,9 +439,9 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
-    """Return ``request`` as the model gets it: with our sampling, and with the examples if it has our instructions.
+    """Return ``request`` for the model: with the default sampling parameters of ``settings``, and with its examples.
 
-    With tools there are no examples.
+    The examples are added only to a request that has the instructions of ``settings`` and no tools.
     """
     sampling = _without_loops(replace(request, sampling={**settings.sampling, **request.sampling}))
     if not request.instructions or request.tools or request.instructions != settings.instructions:
@@ -452,10 +455,10 @@ def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequ
 
 
 def _without_loops(request: GenerationRequest) -> Mapping[str, Any]:
-    """Return the sampling parameters with a repetition penalty, without which small models may repeat text endlessly.
+    """Return the request's sampling parameters with a repetition penalty, since small models may repeat text endlessly.
 
-    They are unchanged if the answer may be JSON or a tool call, which repeat their punctuation, if the client sets any
-    penalty, or if it requests log-probabilities, which a penalty would change.
+    No penalty is added if the answer may be JSON or a tool call, which repeat their punctuation, if the client sets any
+    penalty, or if the client requests log-probabilities, which a penalty would change.
     """
     named = {"repetition_penalty", "presence_penalty", "frequency_penalty"} & request.sampling.keys()
     options = request.options
@@ -483,7 +486,7 @@ def _count(number: int, what: str) -> str:
 
 
 async def _loaded(child: Child, order: Order) -> ModelServed:
-    """Send ``order`` to the process, and return its ModelServed. Raises EngineFailed if it cannot load the model."""
+    """Send ``order`` to the process, and return its ModelServed. Raises EngineFailed if the model cannot be loaded."""
     child.send(order)
     reason = ""
     try:
@@ -518,7 +521,7 @@ _GB: Final = 1_000_000_000
 
 
 def check_model_file(file: Path) -> None:
-    """Raise EngineFailed, with a one-sentence message, if the file cannot be run."""
+    """Check that llama.cpp can run ``file``. Raises EngineFailed, with a one-sentence message, if it cannot."""
     if file.exists() and not file.is_file():
         raise EngineFailed(f"{file} is not a file", fatal=True)
     try:
@@ -541,7 +544,7 @@ def check_model_file(file: Path) -> None:
 
 
 def _parts(file: Path) -> list[Path]:
-    """Return all files of the model that ``file`` belongs to."""
+    """Return all files of the model to which ``file`` belongs: a large model is split into several files."""
     named = _PART_NAME.fullmatch(file.name)
     return [file] if named is None else [*file.parent.glob(f"{glob.escape(named[1])}?????{named[2]}")]
 
@@ -571,16 +574,19 @@ _MOST_HELD: Final = 200
 
 
 class CallWritten(Exception):
-    """Raised by CallWatch when the model has begun a call as text."""
+    """Raised by CallWatch when the model has begun to write a tool call as text."""
 
 
 def must_call(request: GenerationRequest) -> bool:
-    """Whether the client requires a call, of any tool or of the one that it names."""
+    """Whether the client requires a tool call, of any tool or of a named one."""
     return bool(request.tools) and request.tool_choice not in (None, "auto", "none")
 
 
 def in_json(request: GenerationRequest) -> GenerationRequest:
-    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one."""
+    """Return ``request`` with an answer constrained to a JSON list of at least one tool call.
+
+    If the client named a tool, only calls of this tool are allowed.
+    """
     choice = request.tool_choice
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None
     wanted = [_function(tool) for tool in request.tools if named in (None, _function(tool)["name"])]
@@ -590,7 +596,7 @@ def in_json(request: GenerationRequest) -> GenerationRequest:
 
 
 def schema_of_calls(functions: Sequence[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
-    """Return the schema of a list of calls; ``one``: of one call only."""
+    """Return the JSON Schema of a list of calls of ``functions``; with ``one``, of a list with a single call."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for number, function in enumerate(functions):
@@ -611,7 +617,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moved(value: Any, place: str) -> Any:
-    """Return a copy of a schema whose references to parts of it begin with ``place``."""
+    """Return a copy of the schema ``value`` in which local references ("#/…") begin with ``place`` instead of "#"."""
     if isinstance(value, list):
         return [_moved(one, place) for one in value]
     if not isinstance(value, Mapping):
@@ -623,10 +629,11 @@ def _moved(value: Any, place: str) -> Any:
 
 
 class CallsInJson(OutputFilter):
-    """An OutputWriter that converts the text of calls in JSON to calls, in pieces.
+    """An OutputWriter that converts a JSON list of tool calls, which arrives as text, to ToolCallOutputs.
 
-    ``before`` is given where the answer is begun again: the tokens that the first one had when it ended. The usage
-    counts both answers, so the prompt twice. The thought was written already, and is dropped.
+    ``before`` is set if this is the second attempt at an answer: the number of tokens of the first attempt. The usage
+    then counts both attempts, and therefore the prompt twice. Thoughts are then dropped, since the first attempt's
+    were written already.
     """
 
     def __init__(self, out: OutputWriter, *, before: int | None = None) -> None:
@@ -678,10 +685,10 @@ class CallsInJson(OutputFilter):
 
 
 class CallWatch(OutputFilter):
-    """An OutputWriter that raises CallWritten if the answer begins with a call of a tool as text.
+    """An OutputWriter that raises CallWritten if the answer begins with a tool call as text.
 
-    While the text may be the beginning of one, it is held back, up to 200 characters. Only the name of a tool of the
-    request makes it a call. If the client wants one call alone, further ones are dropped.
+    While the text may be the beginning of a call, it is held back, up to 200 characters. It is a call only if it names
+    a tool of the request. If the client allows only one call, further calls are dropped.
     """
 
     def __init__(self, out: OutputWriter, request: GenerationRequest) -> None:
@@ -708,7 +715,7 @@ class CallWatch(OutputFilter):
         self._out.write(output)
 
     def _may_be_call(self, text: str) -> bool:
-        """Whether the text so far may be the beginning of a call. Raises CallWritten if it is one."""
+        """Whether the text so far may be the beginning of a tool call. Raises CallWritten if it certainly is."""
         begun = text.lstrip()
         if begun and not begun.startswith(_MAY_BEGIN):
             return False

@@ -1,8 +1,8 @@
 """The process that runs a GGUF model: ``python -m omni_ws.engine.llm.gguf_server``.
 
-It runs llama.cpp's HTTP server, from the package xllamacpp, on a local port that the system chooses; requests need a
-key. It is a separate process, so that a crash of native code, or a lack of memory, does not end our server. It receives
-one message, an Order, and sends one, ModelServed or NotServed.
+The process runs llama.cpp's HTTP server, from the package xllamacpp, on a local port that the system chooses; requests
+need a key. A separate process keeps a crash of native code, or a lack of memory, from ending omni_ws. The process
+receives one message, an Order, and sends one, ModelServed or NotServed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OUT_OF_MEMORY_SCORE: Final = "500"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The order to serve a model; ``key`` is the key for requests, ``context`` that of one conversation, in tokens."""
+    """The order to serve a model. ``key`` is the API key of requests, ``context`` the tokens for one conversation."""
 
     file: str
     #: The model's name.
@@ -66,12 +66,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
 
     def __repr__(self) -> str:
-        """Return the fields without the key, which must not be logged."""
+        """Return a text without the key, which must not be logged."""
         return f"Order({self.file!r})"
 
 
 class ModelServed(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model is served: its address, its context, and whether its chat template supports tools."""
+    """A report that the model is served: the URL, the context in tokens, and whether the chat template has tools."""
 
     address: str
     context: int
@@ -79,7 +79,7 @@ class ModelServed(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotServed(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model cannot be served, with the error of the package; details are in llama.cpp's log."""
+    """A report that the model cannot be served, with the error of xllamacpp; details are in llama.cpp's log."""
 
     reason: str
 
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _server(order: Order) -> Any:
-    """Return llama.cpp's server, with the model loaded. Raises the exceptions of the package."""
+    """Return llama.cpp's server, with the model loaded. Raises the exceptions of xllamacpp."""
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
@@ -135,7 +135,7 @@ def _server(order: Order) -> Any:
 
 
 def _served(address: str, key: str) -> ModelServed:
-    """Return the description of the model that the server at ``address`` gives."""
+    """Ask the llama.cpp server at ``address`` for the properties of its model, and return them."""
     request = urllib.request.Request(f"{address}/props", headers={"Authorization": f"Bearer {key}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_PROPERTIES_SEC) as answer:
@@ -148,13 +148,13 @@ def _served(address: str, key: str) -> ModelServed:
 
 
 def _be_first_to_go() -> None:
-    """Make the system kill this process, rather than the server, when memory runs out."""
+    """Have the operating system kill this process, rather than omni_ws's server, when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE, encoding="ascii")
 
 
 def _let_others_first() -> None:
-    """Give this process less of a busy processor than the others of the server."""
+    """Give this process a lower CPU priority than the server's other processes."""
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
 

@@ -1,4 +1,4 @@
-"""What rules are asked: sentences in plain words (Asked), the conversation so far (Talk), and the encyclopedia."""
+"""The input of rules: sentences in plain words (Asked), the conversation so far (Talk), and the encyclopedia."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _BRACKET: Final = re.compile(r"\(([^()\[\]]*)\)|\[([^()\[\]]*)\]")
 
 @cache
 def read(name: str) -> dict[str, Any]:
-    """Return the content of the TOML file ``name`` in the folder of the intents. Each file is read once."""
+    """Return the content of ``name``.toml in the folder ``intents``. Each file is read once."""
     file = resources.files("omni_ws.engine.llm") / "intents" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def inserted(text: str, words: dict[str, str]) -> str:
-    """Return ``text``, of such a file, on one line and with each ``{name}`` replaced by ``words[name]``."""
+    """Return ``text``, from a file of intents, on one line and with each ``{name}`` replaced by ``words[name]``."""
     return _NAME.sub(lambda found: inserted(words[found[1]], words), _LINE_END.sub("", text))
 
 
@@ -85,7 +85,7 @@ _MARKS: Final = " \t\r\n.!?,;"
 
 
 def plain_words(text: str) -> str:
-    """Return ``text`` in lower case, without punctuation, contractions written out: "What's up?" → "what is up"."""
+    """Return ``text`` in *plain words*: lower case, no punctuation or contractions: "What's up?" → "what is up"."""
     text = unicodedata.normalize("NFKC", text).translate(_QUOTES).lower()
     text = _MINUS.sub(" minus ", text)
     text = _SIGNS.sub(lambda sign: f" {WORDS['signs'][sign[0].replace(' ', '')]} ", text)
@@ -94,7 +94,7 @@ def plain_words(text: str) -> str:
 
 
 def requests(words: str) -> Iterator[str]:
-    """Yield plain ``words``, then the same with fewer and fewer courtesies around them; the last one has none."""
+    """Yield the plain ``words``, then the same with fewer and fewer courtesies around them ("please"); at last none."""
     yield words
     yield from _stripped(_LEADING, words)
     for shorter in _stripped(_TRAILING, words):
@@ -114,7 +114,7 @@ def _stripped(courtesy: re.Pattern[str], words: str) -> Iterator[str]:
 
 
 def without_courtesies(text: str) -> str:
-    """Return ``text`` as it was written, but without courtesies and punctuation around it."""
+    """Return ``text`` as it was written, but without courtesies and punctuation at both ends."""
     request = text.strip(_MARKS)
     request = request[courtesies(request) :]
     while (end := _POLITE_END.search(request, max(0, len(request) - _LONGEST_POLITE_END))) is not None:
@@ -126,7 +126,7 @@ def without_courtesies(text: str) -> str:
 
 
 def courtesies(text: str) -> int:
-    """Return the length of the courtesies with which ``text`` begins, so that something is left after them."""
+    """Return the length of the courtesies at the beginning of ``text``; it is less than that of the whole text."""
     length = 0
     while (match := _POLITE.match(text, length)) is not None and match.end() < len(text):
         length = match.end()
@@ -144,7 +144,7 @@ _MAX_CHARACTERS: Final = 200
 
 
 class Talk:
-    """The conversation so far: the messages of both sides, the newest last.
+    """The conversation so far: the messages of user (``heard``) and assistant (``answers``), the newest last.
 
     ``said`` are the earlier sentences of the message that is being answered.
     """
@@ -164,7 +164,7 @@ class Talk:
         self.all_heard = [words.strip()[:_LOOKED_AT] for words in heard]
 
     def fresh(self, wordings: Sequence[str]) -> str:
-        """Return the first of ``wordings`` that was not used yet; if all were, the one used longest ago."""
+        """Return the first of ``wordings`` that no answer contains yet; otherwise the one that was used longest ago."""
         places = enumerate(self.answers)
         said = {wording: place for place, answer in places for wording in wordings if wording in answer}
         return min(wordings, key=lambda wording: said.get(wording, -1))
@@ -172,7 +172,7 @@ class Talk:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A sentence of the user, with everything that its answer may depend on."""
+    """A sentence of the user, with the data on which its answer may depend."""
 
     #: The sentence as it was written, with single spaces.
     text: str
@@ -182,7 +182,7 @@ class Asked:
     chance: Random
     #: Whether the message has images, which are described before the answer.
     pictured: bool = False
-    #: What may be looked up; None where nothing is.
+    #: The encyclopedia in which facts are looked up; None without one.
     encyclopedia: Encyclopedia | None = None
 
     @cached_property
@@ -197,7 +197,7 @@ class Asked:
 
     @cached_property
     def asks(self) -> tuple[str, ...]:
-        """The plain words with fewer and fewer courtesies, such as "could you"; empty for a long sentence."""
+        """The results of ``requests`` for the plain words, with fewer and fewer courtesies; () for a long sentence."""
         is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
         return tuple(requests(self.words)) if is_short else ()
 
@@ -232,7 +232,10 @@ LICENSE: Final = "CC-BY-SA-4.0"
 
 
 class Article(NamedTuple):
-    """What is spoken of an article. ``about`` is its short description, and ``named`` its title as it is spoken."""
+    """An article of Wikipedia, as it is spoken: ``sentence`` is the answer to a question about its subject.
+
+    ``about`` is its short description, such as "American physicist (1918–1988)", ``named`` its title as it is spoken.
+    """
 
     title: str
     named: str
@@ -247,7 +250,7 @@ class Article(NamedTuple):
 
     @property
     def years(self) -> tuple[str, ...]:
-        """The years in which somebody was born and died, or in which something began and ended, or the one there is."""
+        """The years of birth and death, or of begin and end; a single year if the description has only one."""
         found = (_LIFE if self.is_person else _YEARS).search(self.about)
         if found is None or (self.is_person and _IN_OFFICE.search(self.about)):
             return ()
@@ -269,14 +272,17 @@ class Cited(str):
 
 
 class Encyclopedia(msgspec.Struct, frozen=True):
-    """Finds articles by their names, in the form of ``plain_words``. ``people`` are found by last names, too."""
+    """The articles, and an index from their names, in plain words, to their positions in ``articles``.
+
+    ``people`` has the names of persons, last names among them.
+    """
 
     articles: tuple[Article, ...] = ()
     names: dict[str, int] = {}
     people: dict[str, int] = {}
 
     def find(self, name: str, *, person: bool = False) -> Article | None:
-        """Return the article of that name, or of one thing where it is a plural; with ``person``, somebody first."""
+        """Return the article with this name, or with its singular or plural; with ``person``, persons come first."""
         name = _bare(name)
         for one in (name, f"{name}s", *_singulars(name)):
             place = self.people.get(one) if person else None
@@ -288,7 +294,7 @@ class Encyclopedia(msgspec.Struct, frozen=True):
 
 
 def load_encyclopedia(summaries: Path | None) -> Encyclopedia | None:
-    """Read what is kept of a file of summaries, or make it; None without one that can be read. Blocks."""
+    """Read the index file beside the file of summaries, or make it; None if there is no readable file. Blocks."""
     if summaries is None:
         return None
     kept = summaries.with_name(_KEPT)
@@ -395,14 +401,20 @@ def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
 
 
 def _meant(places: set[int], vital: set[int]) -> int | None:
-    """The one article that is meant by a name that several have, if it is clear."""
+    """Return the article that is meant by a name which all ``places`` have, if it is clear; else None.
+
+    It is clear if there is only one such article, or only one of the ``vital`` articles.
+    """
     if len(places) > 1:
         places = places & vital
     return next(iter(places)) if len(places) == 1 else None
 
 
 def _names(bare: str, qualifier: str, extract: str, *, vital: bool, person: bool) -> Iterator[list[str]]:
-    """The names of an article, those that mean it the most first; at last those of somebody, with the last name."""
+    """Yield lists of an article's names, in the order of how certainly the names mean this article.
+
+    The last list has the names of a person, with the last name alone among them.
+    """
     name = _bare(bare)
     yield [] if qualifier or bare.startswith("The ") else [name]
     yield [name] if qualifier and vital else []
@@ -427,14 +439,14 @@ def _names(bare: str, qualifier: str, extract: str, *, vital: bool, person: bool
 
 
 def _last_names(words: list[str]) -> list[str]:
-    """The last name of somebody, and the one with the particle before it: "gogh" and "van gogh"."""
+    """Return a person's last name without and with its particle: "gogh" and "van gogh"."""
     if len(words) < 2 or not _ORDINALS.keys().isdisjoint(words):
         return []
     return [words[-1], *([" ".join(words[-2:])] if words[-2] in _PARTICLES else [])]
 
 
 def first_sentence(extract: str) -> str | None:
-    """Return the first sentence without brackets, if it can be cut to what the ear follows."""
+    """Return the first sentence without brackets, cut to at most about 25 words; None if it cannot be spoken well."""
     sentence = _SENTENCE_END.split(_without_brackets(extract[:_READ_CHARACTERS]).strip(), maxsplit=1)[0].strip()
     verb = _VERB.search(sentence)
     if verb is None or len(sentence) < _FEWEST_LETTERS or _UNSPEAKABLE.search(sentence):
@@ -459,7 +471,7 @@ _ARTICLES: Final = re.compile(r"^(?:an?|the) ")
 
 
 def _bare(name: str) -> str:
-    """A name in plain words, without accents and without an article."""
+    """Return a name in plain words, without accents and without "a", "an" or "the" before it."""
     folded = "".join(one for one in unicodedata.normalize("NFKD", name) if not unicodedata.combining(one))
     return _ARTICLES.sub("", plain_words(folded))
 
@@ -500,10 +512,10 @@ _AN_NUMBER: Final = re.compile(r"8|11(?!\d{3})(?:\D|\d\d\b)|18(?:\D|\d\d\b)|1[18
 def described(
     title: str, about: str, extract: str, *, person: bool, is_name: Callable[[str], bool | None]
 ) -> str | None:
-    """Return the sentence that says ``about``, the short description, of ``title``; None where that is not certain.
+    """Return a sentence such as "Etna is a volcano in Sicily." from a title and its short description (``about``).
 
-    ``extract`` is the beginning of the article, without brackets. ``is_name`` tells whether a word is written with a
-    capital within a sentence; None where that is not known.
+    Returns None if the grammar is not certain. ``extract`` is the beginning of the article, without brackets.
+    ``is_name`` returns whether a word is written with a capital within a sentence, or None if that is not known.
     """
     phrase = _ROUND_BRACKETS.sub("", about).strip().rstrip(".")
     if not phrase or ";" in phrase or ":" in phrase:
@@ -522,9 +534,10 @@ def described(
 def _counted(
     phrase: str, is_name: Callable[[str], bool | None], *, person: bool = False, one: bool = False
 ) -> str | None:
-    """Return a description with its article, and with a small letter if it begins with an ordinary word.
+    """Return a description with "a", "an" or "the" before it, and in lower case if it begins with an ordinary word.
 
-    ``one`` is whether the subject is one thing of its kind: "a volcano".
+    ``one``: the subject has an indefinite article, so it is one thing of its kind. Returns None if it is not certain
+    which article is right.
     """
     end = _PHRASE_END.search(phrase)
     noun = (phrase[: end.start()] if end else phrase).rpartition(" ")[2].lower()
@@ -580,7 +593,7 @@ _PRONOUNS: Final = ("he", "she", "it", "him", "her", "that", "they")
 
 
 def _article_of(asked: Asked, name: str, *, person: bool = False) -> Article | None:
-    """The article of that name; where it is a pronoun, the one that the last answer is of."""
+    """Return the article with this name or, for a pronoun, the article from which the last answer was taken."""
     if asked.encyclopedia is None:
         return None
     if name in _PRONOUNS:
@@ -590,7 +603,7 @@ def _article_of(asked: Asked, name: str, *, person: bool = False) -> Article | N
 
 
 def defined(asked: Asked, slots: Slots) -> str | None:
-    """The first sentence about a thing, or about somebody."""
+    """Return the sentence about a thing or a person; None if there is no article that is meant."""
     name, article = slots["name"], slots.get("article", "")
     if name in _PRONOUNS:
         return None
@@ -608,13 +621,13 @@ def defined(asked: Asked, slots: Slots) -> str | None:
 
 
 def somebody(asked: Asked, slots: Slots) -> str | None:
-    """The first sentence about somebody who is called by a whole name: a last name alone may be that of another."""
+    """Return the sentence about a person; None if the article that is meant is not about a person."""
     said = defined(asked, slots)
     return said if isinstance(said, Cited) and said.article.is_person else None
 
 
 def when(asked: Asked, slots: Slots) -> str | None:
-    """The year in which somebody was born or died, or in which something was."""
+    """Return a sentence with the year of a birth, a death or an event; None if it is not known."""
     found, what = _article_of(asked, slots["name"], person=True), slots["what"]
     if found is None or not found.years or found.is_person != (what in ("born", "die")):
         return None
@@ -642,7 +655,7 @@ def _dated(found: Article, what: str) -> str | None:
 
 
 def made_by(asked: Asked, slots: Slots) -> str | None:
-    """Who wrote, painted, composed or directed a work."""
+    """Return a sentence about who wrote, painted, composed or directed a work; None if it is not known."""
     found, did = _article_of(asked, slots["name"]), _DID.get(slots["did"], slots["did"])
     if found is None or _WORKS[did].search(found.about) is None or (by := _BY.search(found.about)) is None:
         return None
@@ -650,14 +663,14 @@ def made_by(asked: Asked, slots: Slots) -> str | None:
 
 
 def where(asked: Asked, slots: Slots) -> str | None:
-    """The first sentence about a place."""
+    """Return the sentence about a place; None if the article that is meant is not about a place."""
     found = _article_of(asked, slots["name"])
     return None if found is None or _PLACE.search(found.about) is None else Cited(found.sentence, found)
 
 
 @cache
 def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Names of countries, in plain words → the one to speak, and what is known of it."""
+    """Return countries by all their names, in plain words: the name to speak, and the table of facts."""
     countries = read("countries")
     names = ((one, name) for name, facts in countries.items() for one in (name, *facts.get("names", ())))
     return {plain_words(one): (name, countries[name]) for one, name in names}
@@ -665,12 +678,12 @@ def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
 
 @cache
 def _countries_by_capital() -> dict[str, str]:
-    """Capitals, in plain words → the first country that has it."""
+    """Return countries by their capitals, in plain words; the first country if several share a capital's name."""
     return {plain_words(facts["capital"]): name for name, facts in reversed(read("countries").items())}
 
 
 def country(asked: Asked, slots: Slots) -> str | None:
-    """The capital, the language or the currency of a country, or the country of a capital."""
+    """Return a sentence with the capital, language or currency of a country, or with the country of a capital."""
     name = re.sub(r"^the ", "", slots["name"]).removesuffix(" s").removesuffix("'s")
     if "capital" in slots:
         if (of := _countries_by_capital().get(name)) is None:

@@ -1,8 +1,8 @@
 """RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
 
-What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and
-never parroted. Intents are things that people say in several ways, and what is answered to them; Matcher finds the one
-that is meant. Pictures are described by size, colour and motion (Sights).
+An Intent is something that people say in several ways, and the answer to it; the files in ``intents/`` list all
+intents, and Matcher finds the intent of a request. If no intent fits, the answer admits this in one sentence. Pictures
+are described by size, colour and motion (Sights).
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ _NAME: Final = re.compile(r"{([a-z_]+)}")
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """One table of what is understood, as the files beside this module have it: greetings.toml explains the keys."""
+    """Something that people say, and the answer to it: one table of a file in ``intents/``.
+
+    The head of ``intents/greetings.toml`` explains the fields.
+    """
 
     name: str
     phrases: tuple[str, ...] = ()
@@ -138,7 +141,7 @@ class Intent:
     renews: bool = False
 
     def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
-        """Return the sentences of the answer; None where the intent does not fit after all."""
+        """Return the sentences of the answer; None if the intent does not fit ``asked`` after all."""
         slots = {**(self.given or {}), **slots}
         if self.reply is not None:
             said = self.reply(asked, slots)
@@ -160,12 +163,15 @@ class Intent:
 
 @cache
 def catalogue() -> tuple[Intent, ...]:
-    """All intents. The first call reads the files beside this module."""
+    """Return all intents, in order of precedence. The first call reads the files in ``intents/``."""
     return tuple(intent for file in _FILES for intent in _intents(read(file)))
 
 
 def _intents(tables: dict[str, Any]) -> Iterator[Intent]:
-    """The intents of a file. Names in braces stand for its ``words``; ``all`` has what is true of each of them."""
+    """Yield the intents of a file.
+
+    Names in braces are replaced by entries of the table ``words``; the table ``all`` has fields for all intents.
+    """
     words = tables.get("words", {}) | {"unit": "|".join(sorted(computed.units(), key=len, reverse=True))}
     for name, table in tables["intents"].items():
         fields: dict[str, Any] = tables.get("all", {}) | table
@@ -182,14 +188,17 @@ _NO_SLOTS: Final[Slots] = {}
 
 
 class Understood(NamedTuple):
-    """An intent, and the sentences of its answer."""
+    """A match: the intent of a request, and the sentences of its answer."""
 
     intent: Intent
     sentences: Iterator[str]
 
 
 class Matcher:
-    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for a misspelled phrase."""
+    """A search for the intent of a sentence, by the patterns of intents (see ``intents/greetings.toml``).
+
+    The order is: keys of intents that are ``first``, whole phrases, slots, other keys, misspelled phrases.
+    """
 
     def __init__(self, intents: Sequence[Intent]) -> None:
         self._phrases: dict[str, Intent] = {}
@@ -210,19 +219,19 @@ class Matcher:
         self._misspelled = Misspelled(self._phrases)
 
     def find(self, asked: Asked) -> Understood | None:
-        """What is answered, if anything fits."""
+        """Return the match of any kind; None if nothing fits."""
         if (fitting := self.exactly(asked)) is not None or not (asks := asked.asks):
             return fitting
         meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._misspelt(asks)
         return _answered((meant,), asked)
 
     def exactly(self, asked: Asked) -> Understood | None:
-        """What is answered to a key that counts first, or to what fits to the letter."""
+        """Return the match of a key of a ``first`` intent, of a phrase or of slots; None if nothing fits."""
         urgent = (intent for runs, intent in self._urgent if _stand_in(f" {asked.words} ", runs))
         return _answered(urgent, asked) or self.fitting(asked)
 
     def fitting(self, asked: Asked) -> Understood | None:
-        """What is answered to what fits to the letter: no keys, and nothing misspelled."""
+        """Return the match of a phrase or of slots, which match the whole sentence; None if nothing fits."""
         if (phrase := self.phrase(asked)) is not None:
             return phrase
         for texts, patterns in ((reversed(asked.asks), self._slots), ((asked.request,), self._written)):
@@ -235,11 +244,14 @@ class Matcher:
         return None
 
     def phrase(self, asked: Asked) -> Understood | None:
-        """What is answered if all of it, but for courtesies, is one phrase."""
+        """Return the match if the whole sentence, without courtesies, is one phrase; else None."""
         return _answered((self._phrases.get(ask) for ask in asked.asks), asked)
 
     def following(self, asked: Asked) -> Understood | None:
-        """What is answered to what only counts behind the last answer; nothing to what is a request of its own."""
+        """Return the match of an intent that fits only after the last answer (``Intent.after``); else None.
+
+        A sentence that is a request of its own does not count as such a reply.
+        """
         for intent in self._after:
             if asked.talk.last_answer.endswith(intent.after):
                 if asked.words in _sentences(intent):
@@ -250,7 +262,7 @@ class Matcher:
         return None
 
     def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
-        """The intent whose key in ``words`` tells most, unless any of ``asks`` is something else after all."""
+        """Return the intent with the longest key in ``words``, but none whose ``unless`` matches one of ``asks``."""
         found = [
             (rank, intent)
             for word in dict.fromkeys(words.split(" "))
@@ -261,13 +273,13 @@ class Matcher:
         return min(found, key=lambda one: one[0])[1] if found else None
 
     def _misspelt(self, asks: Sequence[str]) -> Intent | None:
-        """The intent whose phrase is meant by any of ``asks``."""
+        """Return the intent with a phrase of which one of ``asks`` is a misspelling; None if there is none."""
         near = filter(None, map(self._misspelled.nearest, dict.fromkeys((asks[-1], asks[0]))))
         return next((self._phrases[phrase] for phrase in near), None)
 
 
 def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO_SLOTS) -> Understood | None:
-    """The answer of the first of them that fits."""
+    """Return the match of the first of ``intents`` that has an answer; None if none has."""
     for intent in intents:
         if intent is not None and (sentences := intent.answer(asked, slots)) is not None:
             return Understood(intent, sentences)
@@ -282,12 +294,12 @@ def _sentences(intent: Intent) -> list[str]:
 
 
 def _runs(key: str) -> tuple[str, ...]:
-    """The runs of words of a key, between which any words may stand."""
+    """Return the parts of a key between its asterisks, each with a space at both ends."""
     return tuple(f" {run.strip()} " for run in key.split("*") if run.strip())
 
 
 def _stand_in(words: str, runs: Sequence[str]) -> bool:
-    """Whether they stand in ``words``, which have a space at both ends, one behind the other."""
+    """Whether ``words``, which have a space at both ends, contain all ``runs``, one after the other."""
     position = 1
     for run in runs:
         position = words.find(run, position - 1) + len(run)
@@ -310,7 +322,10 @@ _FEWEST_LETTERS: Final = 5
 
 
 class Misspelled:
-    """Phrases by their consonants: one that has a letter wrong is still the same in its first half, or in its last."""
+    """An index of phrases by their consonants, which finds the phrase that misspelled words mean.
+
+    Words with one wrong letter still agree with the phrase in their first half or in their last half.
+    """
 
     def __init__(self, phrases: Iterable[str]) -> None:
         self._phrases: dict[str, list[str]] = {}
@@ -320,7 +335,7 @@ class Misspelled:
                 self._phrases.setdefault(key, []).append(phrase)
 
     def nearest(self, words: str) -> str | None:
-        """The phrase that is written most like ``words``; None where none is near, and for words with a digit."""
+        """Return the phrase whose spelling is nearest to ``words``; None if none is near, or if a digit is in them."""
         letters = _consonants(words)
         if len(words) < _FEWEST_LETTERS or any(map(str.isdigit, words)):
             return None
@@ -334,9 +349,10 @@ class Misspelled:
 
 
 def _means_another(words: str, phrase: str) -> bool:
-    """Whether only one of the two is negated, or they ask what two different things are.
+    """Whether two sentences with a similar spelling differ in meaning.
 
-    Examples: "I am not sad" and "I am sad"; "what is a gnome" and "what is my name".
+    Either only one of them is negated ("I am not sad", "I am sad"), or both ask what something is, but for different
+    things ("what is a gnome", "what is my name").
     """
     if len(_DENIALS & {*words.split()}) != len(_DENIALS & {*phrase.split()}):
         return True
@@ -349,7 +365,7 @@ def _consonants(words: str) -> str:
 
 
 def _halves(letters: str, length: int) -> tuple[str, ...]:
-    """The first and the last letters, with a mark for where the others were; a single letter tells nothing."""
+    """Return the first and the last ``length`` letters, with a hyphen in place of the others; () for one letter."""
     return (f"{letters[:length]}-", f"-{letters[-length:]}") if length > 1 else ()
 
 
@@ -382,7 +398,7 @@ def _matcher() -> Matcher:
 
 
 def prepare() -> None:
-    """Build what all answers need, which takes a moment."""
+    """Read the intents and build the Matcher, so that the first answer need not wait for them."""
     _matcher()
 
 
@@ -395,10 +411,10 @@ def answer(
     pictured: bool = False,
     encyclopedia: Encyclopedia | None = None,
 ) -> Iterator[str]:
-    """The sentences of the answer to ``text``, one at a time, so that a long one can be spoken while it is made.
+    """Return an iterator over the sentences of the answer to ``text``: a long answer is spoken while it is made.
 
-    Chance is drawn from ``seed``, or ``now`` where there is none, and from the text and its place in the conversation.
-    ``pictured`` says that pictures came with the text and were described. What no rule has comes from ``encyclopedia``.
+    Random choices depend on ``seed`` (None: on ``now``), on the text, and on its place in the conversation.
+    ``pictured``: the text came with pictures, which were described already. Facts are looked up in ``encyclopedia``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain:
@@ -411,7 +427,7 @@ def answer(
 
 
 def answer_in_english_alone(language: str) -> str:
-    """The one sentence that somebody gets who speaks ``language`` (RFC 5646): in it, if we have it, else in English."""
+    """Return the sentence "I only speak English" in ``language`` (RFC 5646) if it is known, else in English."""
     return ONLY_ENGLISH.get(language, UNKNOWN["foreign"][0])
 
 
@@ -424,11 +440,10 @@ def exact_answer(
     of_itself: bool = True,
     encyclopedia: Encyclopedia | None = None,
 ) -> Iterator[str] | None:
-    """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
+    """Return the sentences of the answer if all requests in ``text`` have ``exact`` intents; else None.
 
-    Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count. ``of_itself``:
-    whether the rules may say who answers; instructions may say that it is somebody else. Facts come from
-    ``encyclopedia``.
+    Keys and misspelled phrases, which are guesses, do not count. ``of_itself``: whether the rules may answer questions
+    about the assistant itself; instructions may describe it otherwise. Facts are looked up in ``encyclopedia``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
@@ -471,7 +486,12 @@ def _short_answer(asked: Asked) -> Iterator[str]:
 
 
 def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
-    """The answer to several sentences: as to one phrase, or to those that want an answer, or else to the last."""
+    """Return the answer to a message of several sentences, ``parts``.
+
+    If the whole message is one phrase, its answer counts. Otherwise an urgent sentence (``Intent.first``) gets the only
+    answer; without one, the first two known sentences do, except greetings and the like (``Intent.light``). If this
+    leaves none, the message is matched as a whole; failing that, the first unknown or else the last sentence counts.
+    """
     if (phrase := _matcher().phrase(asked)) is not None:
         return phrase.sentences
     # A speaker who gets no answer at once says the sentence again.
@@ -492,7 +512,7 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _each_once(found: Sequence[Understood]) -> Iterator[str]:
-    """The sentences of several answers, but for those that an earlier one of them has."""
+    """Yield the sentences of several answers, without those that an earlier answer contained."""
     said: set[str] = set()
     for match in found:
         here: list[str] = []
@@ -504,7 +524,7 @@ def _each_once(found: Sequence[Understood]) -> Iterator[str]:
 
 
 def _in_play(asked: Asked) -> Iterator[str] | None:
-    """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
+    """Return the next line of a riddle or joke that is under way, or the reply to an answer to our question."""
     if (following := _matcher().following(asked)) is not None:
         return following.sentences
     line = solved(asked)
@@ -512,7 +532,7 @@ def _in_play(asked: Asked) -> Iterator[str] | None:
 
 
 def _renewed(asked: Asked) -> Understood | None:
-    """What "another one" asks for, if the last thing asked for can be had again."""
+    """Return a new match of the last request, if ``asked`` is "another one" and the request may be repeated."""
     if asked.words in _ANOTHER:
         for heard in reversed(asked.talk.heard):
             one = _with_text(asked, heard)
@@ -523,7 +543,7 @@ def _renewed(asked: Asked) -> Understood | None:
 
 
 def _joined(asked: Asked) -> list[str]:
-    """The two requests that "and" joins, if each fits by itself and the whole does not; else none."""
+    """Return the two requests that "and" joins, if each fits an intent and the whole does not; else []."""
     parts = _JOINED.split(asked.text)
     if len(parts) != _MAX_ANSWERED or _matcher().fitting(asked) is not None:
         return []
@@ -532,7 +552,7 @@ def _joined(asked: Asked) -> list[str]:
 
 
 def _followed_up(asked: Asked) -> Understood | None:
-    """The answer to a follow-up question, such as "And tomorrow?" after "What day is it?"."""
+    """Return the match of a follow-up question, such as "And tomorrow?" after "What day is it?"; else None."""
     following = _FOLLOWING.fullmatch(asked.words)
     if following is None:
         return None
@@ -551,13 +571,13 @@ def _followed_up(asked: Asked) -> Understood | None:
 
 
 def _unknown(asked: Asked) -> Iterator[str]:
-    """The sentence for a request that no rule fits."""
+    """Yield the sentence for a request that no rule fits; nothing if pictures came with the request."""
     if not asked.pictured:  # otherwise the description of the pictures is the answer
         yield asked.talk.fresh(UNKNOWN[kind_of(asked.text)])
 
 
 def _parts(text: str) -> list[str]:
-    """The sentences of a short text; a text to repeat or to spell is one."""
+    """Return the sentences of a text. A long text, or a text to repeat or spell, is not divided."""
     request = text[courtesies(text) :]
     if len(text) > _MAX_SENTENCES_LETTERS or REPEAT.match(request) is not None or SPELL.match(request) is not None:
         return [text]
@@ -582,7 +602,7 @@ MAX_DESCRIBED: Final = 8
 
 
 class Sights:
-    """Describes successive pictures by size, colour and motion. Nothing is recognised, and no pixels are kept."""
+    """A description of successive pictures by size, colour and motion. It recognises no objects and keeps no pixels."""
 
     def __init__(self) -> None:
         self._images: list[ImageFacts] = []
@@ -606,7 +626,7 @@ class Sights:
             self._observer.add(frame)
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the description; empty if there are no pictures. Ends the current video."""
+        """End the current video, and return the sentences of the description; () if there are no pictures."""
         self._end_video()
         described = [facts.sentence(name) for name, facts in _named("image", self._image_count, self._images)]
         if self._image_count > len(self._images):
@@ -621,7 +641,7 @@ class Sights:
 
 
 def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str, F]]:
-    """Yield each of the facts with the name of its picture, such as "The image" or, among several, "Image 2"."""
+    """Yield a name for each picture ("The image"; "Image 2" if ``count`` is larger than 1), and the picture's facts."""
     for place, facts in enumerate(all_facts, 1):
         yield (f"The {kind}" if count == 1 else f"{kind.capitalize()} {place}"), facts
 
@@ -640,11 +660,11 @@ TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
 
 class RulesEngine:
-    """Answers text by rules, and describes pictures plainly, without a model.
+    """An engine that answers text by rules, and describes pictures by size, colour and motion, without a model.
 
-    Deterministic: the same conversation at the same time gives the same text.
-    ``now`` tells the time. Coins and dice are drawn from it, unless the request has a ``seed``. ``summaries`` is the
-    fetched file of the encyclopedia.
+    The engine is deterministic: the same conversation at the same time gives the same text. ``now`` returns the time,
+    which also seeds random choices unless the request has a ``seed``. ``summaries`` is the downloaded file of the
+    encyclopedia.
     """
 
     name = RULES
@@ -681,7 +701,7 @@ class RulesEngine:
 
     @property
     def credited(self) -> str:
-        """The model as parts are described: with whose text is spoken."""
+        """The name of the model for descriptions, with the credit for the text of the encyclopedia, if one is used."""
         return _credited(self.model, self.encyclopedia)
 
     def describe(self) -> tuple[str, ...]:
@@ -722,7 +742,7 @@ async def _write(
     *,
     input_words: int,
 ) -> None:
-    """Write an answer of sentences, each as soon as it is there, with the articles that they are taken from."""
+    """Write each sentence of an answer as soon as it is made, and a Finished with citations of the articles used."""
     text = AnswerText(request.sampling)
     writes = request.tells_text
     separator, length, written = "", 0, 0
@@ -799,7 +819,7 @@ class _Question:
             yield from answer(text, history, now, seed=seed, pictured=pictured, encyclopedia=encyclopedia)
 
     async def worked_on(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return ``call(*arguments)``, which works on the whole text and history: in a thread where they are long."""
+        """Return ``call(*arguments)``, run in a thread if text and history are long, else on the event loop."""
         with events.span("rules"):
             if self._characters <= PIECE_CHARACTERS:
                 return call(*arguments)
@@ -807,16 +827,16 @@ class _Question:
 
 
 class RulesFirst:
-    """The engine ``llm``, but for time, dates, sums, units, spelling and plain facts, which small models get wrong.
+    """A wrapper of the engine ``llm`` that answers questions by rules where small models are often wrong.
 
-    Rules answer a request that is all text, not spoken in another language than English, and in a conversation that
-    nobody gave instructions: ``own_instructions`` are those of the operator, and ``of_itself`` is whether these leave
-    it to the rules to say who answers. Where a client wants tools, JSON or anything else of the model, it gets the
-    model. So it does where rules had begun an answer, and now have another. ``encyclopedia`` returns what the rules may
-    look up, in a thread at the start.
+    Such questions ask for the time, dates, sums, units, spelling and plain facts. Rules answer a request only if it is
+    all text, in English, without tools, JSON or other features of the model, and without instructions other than
+    ``own_instructions``, those of the operator. ``of_itself``: whether the rules may answer questions about the
+    assistant itself. If another server began an answer and the rules' answer differs, the model answers.
+    ``encyclopedia`` is called in a thread at the start, and returns the Encyclopedia for the rules.
 
-    A model that shares the machine's cores computes what rules have answered while that is spoken: it would have to do
-    so when it is asked next, or when somebody interrupts.
+    If the model shares the machine's cores, it processes each answer of the rules while the answer is spoken.
+    Otherwise it would have to process this part of the history before its own next answer.
     """
 
     def __init__(
@@ -846,7 +866,7 @@ class RulesFirst:
 
     @property
     def credited(self) -> str:
-        """The model as parts are described: with whose text is spoken."""
+        """The name of the model for descriptions, with the credit for the text of the encyclopedia, if one is used."""
         return _credited(str(getattr(self.llm, "credited", self.llm.model)), self._encyclopedia)
 
     @property
@@ -960,7 +980,7 @@ def _credited(model: str, encyclopedia: Encyclopedia | None) -> str:
 
 
 def is_plain(request: GenerationRequest) -> bool:
-    """Return whether a request wants an answer in words, and nothing that takes a language model."""
+    """Whether ``request`` needs only a text answer, with no feature that requires a language model, such as JSON."""
     wanted = request.options
     plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1 and not wanted.interprets_into
     return plain and not wanted.raw_prompt and wanted.input_role == "user" and not request.tools

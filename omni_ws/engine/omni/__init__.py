@@ -1,1 +1,4 @@
-"""The voices of the Qwen omni models: Talkers and vocoders on torch, each in a process of its own."""
+"""Speech of the Qwen omni models: Talkers (text to codec frames) and vocoders (codec frames to samples), on torch.
+
+Talker and vocoder run in a process each.
+"""

@@ -1,10 +1,11 @@
 """Qwen3Code2Wav: the vocoder of Qwen3-Omni as a StepModel, and its network.
 
-Codec frames are decoded as they arrive. All samples that later frames cannot change are sent at once: those of ``n``
-frames but the last 555 (with the sizes of Qwen3-Omni), however the frames are divided among inputs.
+Codec frames are decoded as they arrive. Each sample is sent as soon as later frames cannot change it: at any time, all
+samples of the decoded frames except the last 555 (for Qwen3-Omni), however the frames are divided among inputs.
 
-Each stream has a slot, in which convolutions and transformer keep their past inputs, keys and values between calls.
-``rows`` (batch,) int64 are the slots of the streams in a batch; the last slot is scratch, for rows of padding.
+Each session is a *stream* with a slot, in which convolutions and transformer keep past inputs, keys and values between
+calls. ``rows`` (batch,) int64 are the slots of the streams in a batch. The last slot is scratch: it serves the rows
+that pad a batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MOST_WAITING: Final = 1024
 
 
 class _Frames(DecodedStream):
-    """The state of one session; ``done`` counts frames."""
+    """The state of one session, with the codes that wait to be decoded; ``done`` counts decoded frames."""
 
     def __init__(self, slot: int, codebooks: int) -> None:
         super().__init__(slot)
@@ -51,14 +52,14 @@ class _Frames(DecodedStream):
         return self.done + len(self._codes)
 
     def next_work(self) -> tuple[bool, int]:
-        """Return whether the stream begins, and how many frames of the oldest input to decode next."""
+        """Return whether this is the begin of the stream, and how many frames of the oldest input to decode next."""
         if not self.done:
             return True, 1  # the start of a stream has its own graphs, for one size only
         left = self._goals[0] - self.done
         return False, next(size for size in PIECES if size <= left)
 
     def take_codes(self, count: int) -> NDArray[np.int64]:
-        """Remove and return the codes of the next frames."""
+        """Remove and return the codes (count, codebooks) of the next ``count`` frames."""
         codes, self._codes = self._codes[:count], self._codes[count:]
         return codes
 
@@ -66,9 +67,9 @@ class _Frames(DecodedStream):
 class Qwen3Code2Wav(Vocoder[_Frames]):
     """The Vocoder of Qwen3-Omni. Voice and seed have no effect: the codes determine the voice, and there is no noise.
 
-    A step decodes a piece of each of several sessions, up to ``batch`` and STEP_FRAMES. ``weights`` are the tensors of
-    the module ``code2wav``; they are moved to ``device`` in float32. Raises ConfigurationError for weights that do not
-    fit.
+    A step decodes an equal number of frames for each of several sessions: for at most ``batch`` sessions, and at most
+    STEP_FRAMES in all. ``weights`` are the tensors of the module ``code2wav``; they are moved to ``device`` in float32.
+    Raises ConfigurationError for weights that do not fit ``shape``.
     """
 
     def __init__(
@@ -129,9 +130,10 @@ _BEGIN: Final = 0
 
 
 class Code2WavGraphs:
-    """``network`` as a function of arrays: on a GPU run from CUDA graphs, with batches padded to a captured size.
+    """A function of arrays that runs ``network``: on a GPU from CUDA graphs, with batches padded to a captured size.
 
-    The padding are rows of the scratch slot. ``pieces`` has the limit on streams in a batch for each number of frames.
+    Batches are padded with rows of the scratch slot. ``pieces`` maps the number of frames per stream to the limit on
+    streams in a batch.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Code2WavGraphs:
         self.nbytes = torch.cuda.memory_reserved(self._device) - before
 
     def _step(self, batch: int, frames: int) -> torch.Tensor:
-        """Decode the codes in the buffers."""
+        """Run the network on the codes in the buffers, and return the samples."""
         codes = self._codes[:batch, :, : frames or 1]
         return self._network(codes, self._rows[:batch], self._done[:batch], first=frames == _BEGIN)
 
@@ -193,7 +195,7 @@ def _sizes(most: int) -> list[int]:
 class Code2WavShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of the network: ``code2wav_config`` of a checkpoint.
 
-    ``sliding_window`` is the number of positions that one attends to in the transformer, itself included.
+    ``sliding_window`` is the number of positions to which a position attends in the transformer, itself included.
     """
 
     num_quantizers: int = 16
@@ -237,7 +239,7 @@ class Code2WavShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def samples_held(self) -> int:
-        """The number of samples that the newest frame leaves open until the next one; an answer ends without them."""
+        """The number of samples of the newest frame that depend on the next frame; an answer ends without them."""
         held = 0
         for rate in self.upsample_rates:
             held = (held + 1) * rate
@@ -247,8 +249,8 @@ class Code2WavShape(msgspec.Struct, frozen=True, kw_only=True):
 class Code2WavNetwork:
     """The network of the vocoder: embedding, transformer and convolutions.
 
-    ``weights`` are the tensors of the module ``code2wav``, float32, on the device of ``memory``, which has the state of
-    each stream.
+    ``weights`` are the float32 tensors of the module ``code2wav``, on the device of ``memory``. ``memory`` holds the
+    state of each stream.
     """
 
     def __init__(self, shape: Code2WavShape, weights: Weights, memory: SlotMemory) -> None:
@@ -273,7 +275,8 @@ class Code2WavNetwork:
         """Return the samples that become final with the next frames, (batch, n * samples_per_frame).
 
         ``codes`` (batch, codebooks, n) int64; ``rows`` (batch,) int64 are the slots of the streams, ``done`` (batch,)
-        int64 the numbers of earlier frames. With ``first``, all streams begin: the samples are ``samples_held`` fewer.
+        int64 the numbers of frames decoded earlier. ``first``: these are the first frames of all streams; then there
+        are ``samples_held`` fewer samples for each.
         """
         # With TF32, PyTorch's default for convolutions on a GPU, the error is a thousandth of the peak.
         precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
@@ -364,7 +367,7 @@ class WindowTransformer:
     def __call__(self, x: Tensor, rows: Tensor, done: Tensor) -> Tensor:
         """Return the outputs for the next positions of the streams, (batch, n, size) -> (batch, n, size).
 
-        ``done`` (batch,) int64 is the number of positions before them.
+        ``done`` (batch,) int64 are the numbers of earlier positions of the streams.
         """
         new = x.shape[1]
         positions = done[:, None] + torch.arange(new, device=x.device)
@@ -376,7 +379,7 @@ class WindowTransformer:
         return _rms_norm(x, self._norm, self._shape.rms_norm_eps)
 
     def _mask(self, new: int, done: Tensor) -> Tensor:
-        """Return which of the kept and new positions each new one attends to, (batch, 1, n, past + n) bool."""
+        """Return the mask (batch, 1, n, past + n) bool: which cached and new positions each new position attends to."""
         key = torch.arange(self._past + new, device=done.device)
         query = torch.arange(new, device=done.device)[:, None]
         in_window = (key >= query) & (key <= query + self._past)
@@ -440,7 +443,7 @@ Weights = Mapping[str, Tensor]
 
 
 class SlotMemory:
-    """The owner of all tensors with the state of slots: ``slots`` of them, and one for scratch."""
+    """The owner of all tensors with the state of streams, for ``slots`` slots and the scratch slot."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.slots = slots
@@ -484,8 +487,8 @@ class CausalConvolution:
 class TransposedConvolution:
     """A transposed convolution for upsampling that cuts ``kernel - stride`` samples off both ends of a stream.
 
-    The last outputs of an input therefore depend on the next input: they are returned with it, and never at the end of
-    a stream, where they are cut off. Raises ConfigurationError unless the kernel is once or twice the stride.
+    The last outputs of a call therefore depend on the next call's inputs, and are returned by the next call; at the end
+    of a stream they are cut off. Raises ConfigurationError unless the kernel is once or twice the stride.
     """
 
     def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, stride: int) -> None:
@@ -498,9 +501,10 @@ class TransposedConvolution:
         self._past = memory.tensor(self._weight.shape[0], 1) if self._cut else None
 
     def __call__(self, x: Tensor, rows: Tensor, *, first: bool) -> Tensor:
-        """Return the outputs for the next inputs; ``first`` says that they begin their streams.
+        """Return the outputs for the next inputs; ``first``: these are the first inputs of their streams.
 
-        (batch, channels, n) -> (batch, channels out, n * stride), or (n - 1) * stride at the start of a stream.
+        (batch, channels, n) -> (batch, channels out, n * stride); with ``first`` and a kernel of twice the stride,
+        (batch, channels out, (n - 1) * stride).
         """
         if self._past is not None:
             if not first:

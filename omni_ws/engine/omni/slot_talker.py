@@ -1,6 +1,6 @@
-"""SlotTalker: a Talker as StepModel, with its sessions in slots.
+"""SlotTalker: a Talker as a StepModel, whose sessions have slots of its KV cache.
 
-``talker`` and ``vocoder`` are the factories for the two StepProcesses of an omni model.
+``talker`` and ``vocoder`` are the factories of the models that the two StepProcesses of an omni model run.
 """
 
 from __future__ import annotations
@@ -54,16 +54,19 @@ SAMPLE_RATE: Final = 24_000
 
 
 def talker(folder: str, slots: int, positions: int) -> LoadedModel:
-    """Load the Talker. Its facts are ``voices``, the default first. Raises ConfigurationError."""
+    """Load the Talker of the checkpoint in ``folder``, with ``positions`` for each slot. Raises ConfigurationError.
+
+    The facts of the LoadedModel are ``voices``: the names of the voices, the default first.
+    """
     model = load_talker(Path(folder), slots=slots, longest=positions)
     return model, {"voices": model.voices}
 
 
 def vocoder(folder: str, slots: int) -> LoadedModel:
-    """Load the vocoder. Raises ConfigurationError.
+    """Load the vocoder of the checkpoint in ``folder``. Raises ConfigurationError.
 
-    Its facts are ``sample_rate`` in Hz, ``frame_ms``, the duration of a codec frame, ``context_frames``, see
-    ``StepSession.decode``, and ``block``, see VocoderStage.
+    The facts of the LoadedModel are ``sample_rate`` in Hz; ``frame_ms``, the duration of a codec frame in milliseconds;
+    ``context_frames``, see ``StepSession.decode``; and ``block``, see VocoderStage.
     """
     path = Path(folder)
     config = orjson.loads((path / "config.json").read_bytes())
@@ -89,7 +92,7 @@ def vocoder(folder: str, slots: int) -> LoadedModel:
 
 
 def _weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module by their names in it."""
+    """Return the tensors of a module, whose names begin with ``prefix``, by their names without it."""
     tensors = CheckpointTensors(folder)
     return {name.removeprefix(prefix): tensors.tensor(name) for name in tensors.names(prefix)}
 
@@ -114,9 +117,9 @@ def load_talker(
 ) -> SlotTalker:
     """Load the Talker of the checkpoint in ``folder``, and no other part of the model.
 
-    It has ``slots`` for sessions, each with ``longest`` positions for the rows of the prompt and the frames of the
-    answer. ``device`` is by default a GPU if there is one; ``dtype`` is by default "bfloat16" on a GPU and "float32" on
-    a CPU. For ``piece`` and ``read_late`` see SlotTalker. Raises ConfigurationError.
+    The Talker has ``slots`` for sessions, each with ``longest`` positions for the rows of the prompt and the frames of
+    the answer. ``device`` is by default a GPU if there is one; ``dtype`` is by default "bfloat16" on a GPU and
+    "float32" on a CPU. For ``piece`` and ``read_late`` see SlotTalker. Raises ConfigurationError.
     """
     folder = Path(folder)
     config = _config(folder)
@@ -137,9 +140,10 @@ def load_talker(
 
 
 def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
-    """Return the bytes that ``load_talker`` will take for weights and slots; reads only the headers of the files.
+    """Return how many bytes ``load_talker`` will take for weights and slots; reads only the headers of the files.
 
-    A value takes ``value_bytes``. CUDA's context, libraries and graphs take further memory. Raises ConfigurationError.
+    ``value_bytes`` is the size of a number in memory. CUDA's context, libraries and graphs take further memory. Raises
+    ConfigurationError.
     """
     folder = Path(folder)
     config = _config(folder)
@@ -179,11 +183,12 @@ _SMALLEST_WINDOW: Final = 256
 
 
 class SlotTalker:
-    """A Talker as StepModel: each step makes one frame of every session that is ready for it.
+    """A Talker as a StepModel: each step makes one codec frame for every session that is ready.
 
-    A session takes the lowest free slot, so that the batch of a step covers the first slots only. A step also computes
-    rows of one session's prompt, at most ``piece`` of them. With ``read_late``, the default on a GPU, a step returns
-    the frames of the step before, so that the device always has work; it may then have begun one frame too many.
+    A session takes the lowest free slot, so that the batch of a step covers only the first slots. A step also computes
+    up to ``piece`` rows of one session's prompt. With ``read_late``, the default on a GPU, a step returns the frames
+    that the previous step began, so that the device always has work; when an answer ends, one frame too many may then
+    have been begun.
     """
 
     def __init__(self, network: TalkerNetwork, *, piece: int = 256, read_late: bool | None = None) -> None:
@@ -217,14 +222,14 @@ class SlotTalker:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of weights, slots and buffers; on a GPU all that PyTorch has reserved there, graphs included."""
+        """The bytes of weights, slots and buffers; on a GPU, all memory that PyTorch has reserved, with the graphs."""
         if torch.device(self._space.device).type == "cuda":
             return int(torch.cuda.memory_reserved(self._space.device))
         return self.network.memory_bytes
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def warm_up(self) -> None:
-        """Capture or run every shape of a step, and a piece of a prompt. No session may be open."""
+        """Capture (on a CPU: run) every shape of a step, and compute a piece of a prompt. No session may be open."""
         assert not self._answers
         self._graphs.warm_up([(batch, window) for batch in self._batches() for window in self._windows()])
         count = min(self._piece, self._space.longest)
@@ -243,7 +248,7 @@ class SlotTalker:
         self._answers[session] = TalkerAnswer(session, slot, checked, self.network)
 
     def feed(self, session: int, item: TalkerItem) -> None:
-        """Queue an item, which is ignored after the end of the answer or without a session. Raises InvalidValue."""
+        """Queue an item for the session; ignored if the answer or the session has ended. Raises InvalidValue."""
         answer = self._answers.get(session)
         if answer is None:
             return
@@ -272,9 +277,9 @@ class SlotTalker:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> Sequence[StepResult]:
-        """Compute a piece of one prompt and the next frame of each ready session; return the frames that are done.
+        """Compute a piece of one prompt and the next frame of each ready session; return the finished frames.
 
-        On a GPU these are the frames that the step before began.
+        With ``read_late``, these are the frames that the previous step began.
         """
         results = [
             self._ended_empty(answer) for answer in self._answers.values() if answer.is_empty and not answer.over
@@ -291,7 +296,7 @@ class SlotTalker:
         return answer.session, Codes(np.zeros((0, self.codebooks), np.int64), CodesEnd.STOP)
 
     def _begin(self, ready: list[TalkerAnswer]) -> Callable[[], list[StepResult]]:
-        """Begin a frame of each session in ``ready``; returns the function that reads these frames."""
+        """Start to compute a frame for each session in ``ready``; return a function that waits for these frames."""
         self._buffers.begin()
         for answer in self._answers.values():
             self._buffers.put_lengths(answer.slot, min(answer.length, self._space.longest - 1))
@@ -312,7 +317,7 @@ class SlotTalker:
         return partial(self._read, begun, self._buffers.fetch(self._graphs.run(batch, window)))
 
     def _compute_prompt(self) -> None:
-        """Compute a piece of one session's prompt: first of sessions whose answer has begun, else in turn."""
+        """Compute a piece of one session's prompt. Sessions whose answer has begun come first, the others in turn."""
         waiting = [answer for answer in self._answers.values() if answer.prompt and not answer.over]
         if not waiting:
             return
@@ -322,9 +327,10 @@ class SlotTalker:
         self._answers[answer.session] = self._answers.pop(answer.session)
 
     def _read(self, begun: list[tuple[TalkerAnswer, int, bool]], wait: Callable[[], torch.Tensor]) -> list[StepResult]:
-        """Return the frames that ``wait`` returns, but for sessions that have ended or are closed.
+        """Wait for the frames, and return those of answers that are not over.
 
-        ``begun`` has for each frame its answer, the rows that this had used, and whether it is the last frame allowed.
+        ``begun`` has for each frame the answer, the number of rows that the answer had used, and whether this is the
+        last frame allowed.
         """
         codes = wait().numpy()
         results: list[StepResult] = []
@@ -357,7 +363,7 @@ class SlotTalker:
 
 
 class TalkerAnswer:
-    """The state of one session on the host: rows that wait to be computed or spoken, and frames that may be made."""
+    """The state of one session on the CPU: rows that wait to be computed or spoken, and the granted frames."""
 
     def __init__(self, session: int, slot: int, settings: TalkerSettings, network: TalkerNetwork) -> None:
         self.session = session
@@ -387,12 +393,12 @@ class TalkerAnswer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the answer ended before the Thinker gave a row for it."""
+        """Whether the answer ended without any row from the Thinker."""
         return self._answer_complete and not self._rows_read
 
     @property
     def can_step(self) -> bool:
-        """Whether the next frame can be made: the prompt is computed, and there are a row and a grant."""
+        """Whether the next frame can be made: the prompt is computed, a row waits, and a granted frame is left."""
         return (
             not self.over
             and self.answering
@@ -409,11 +415,11 @@ class TalkerAnswer:
 
     @property
     def rows_used(self) -> int:
-        """The number of the Thinker's rows (a row is the embedding of a token) of which codec frames have been made."""
+        """The number of the Thinker's rows for which codec frames were made; a row is the embedding of a token."""
         return min(self._rows_taken, self._rows_read)
 
     def grant(self, frames: int) -> None:
-        """Allow ``frames`` more codec frames; none is made beyond what was allowed."""
+        """Allow ``frames`` more codec frames; no frame is made that was not allowed."""
         self._granted += frames
 
     def end(self) -> None:
@@ -421,19 +427,19 @@ class TalkerAnswer:
         self.over = True
 
     def take_prompt(self, most: int) -> TalkerRows:
-        """Remove and return up to ``most`` rows of the prompt, which are computed now."""
+        """Remove and return up to ``most`` rows of the prompt, for the caller to compute now."""
         rows = self.prompt.take(most)
         self.length += len(rows)
         return rows
 
     def begin_frame(self) -> None:
-        """Count a frame that is begun, which uses up one granted frame."""
+        """Count a frame whose computation begins, and use up one granted frame."""
         self.length += 1
         self.frames += 1
         self._granted -= 1
 
     def feed(self, item: TalkerItem) -> None:
-        """Check and queue an item. Raises InvalidValue; the session must be closed then."""
+        """Check and queue an item. Raises InvalidValue, after which the session must be closed."""
         match item:
             case _ if self.over:
                 pass

@@ -1,8 +1,8 @@
 """StepModel, a model that serves many sessions in steps on one thread, and StepProcess, the process that runs it.
 
-PromptRows, AnswerRows, Codes and VocoderInput are what Thinker, Talker and vocoder pass on; TalkerSettings are the
-voice and the sampling parameters of a session. StepProcess is the server's side of the process, which is watched and
-restarted. The messages between the two follow at the end.
+The Thinker sends PromptRows and AnswerRows to the Talker; the Talker sends Codes, which become VocoderInputs for the
+vocoder. TalkerSettings are the voice and the sampling parameters of a session. StepProcess is the server's side of the
+process: it watches and restarts it. OmniTalker and VocoderStage are the stages that use the two processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from omni_ws.profiler import events
 
 
 class StepModel(Protocol):
-    """A Talker or a vocoder, as its process runs it. No method is thread-safe; none blocks longer than one step."""
+    """The interface of a Talker or vocoder in its process. No method is thread-safe or blocks longer than a step."""
 
     def warm_up(self) -> None:
         """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
@@ -54,7 +54,7 @@ class StepModel(Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of sessions that can be open at the same time."""
+        """The limit on concurrently open sessions."""
         ...
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
@@ -70,16 +70,16 @@ class StepModel(Protocol):
         ...
 
     def close(self, session: int) -> None:
-        """Free the slot and all that the session holds, at once; unknown sessions are ignored."""
+        """Free the session's slot and other resources immediately; unknown sessions are ignored."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether there is work, so that ``step`` would do something."""
+        """Whether ``step`` has work to do."""
         ...
 
     def step(self) -> Sequence[StepResult]:
-        """Do a bounded piece of work for a batch of sessions, and return what became ready."""
+        """Do a bounded piece of work for a batch of sessions, and return the results that became ready."""
         ...
 
 
@@ -91,11 +91,12 @@ LoadedModel: TypeAlias = tuple[StepModel, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """The next tokens of the prompt.
+    """An item for the Talker: the next ``n`` tokens of the prompt.
 
-    ``tokens`` (n,) int64 and ``positions`` (3, n) int64, the Thinker's M-RoPE positions, cover the whole prompt in
-    order, including turns that the Talker does not read. ``states`` (n,) bool marks the tokens whose hidden state is
-    in ``hidden`` (k, hidden size) float32: all tokens for Qwen2.5, the tokens of audio, images and video for Qwen3.
+    The items together cover the whole prompt in order, including turns that the Talker does not read. ``tokens`` (n,)
+    int64; ``positions`` (3, n) int64 are the Thinker's M-RoPE positions. ``states`` (n,) bool marks the tokens whose
+    hidden states are in ``hidden`` (k, hidden size) float32: all tokens for Qwen2.5, the tokens of audio, images and
+    video for Qwen3.
     """
 
     tokens: NDArray[np.int64]
@@ -114,12 +115,12 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptReset:
-    """The prompt begins anew: all PromptRows before this item are void."""
+    """An item for the Talker: the prompt begins anew, and all earlier PromptRows are void."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """The next tokens of the answer to speak, in order; the first item of this kind ends the prompt.
+    """An item for the Talker: the next ``n`` tokens of the answer. The first such item ends the prompt.
 
     ``tokens`` (n,) int64, without the token that ends the answer. ``hidden`` (n, hidden size) float32 for Qwen2.5,
     (0, hidden size) for Qwen3, whose Talker reads no hidden states of the answer.
@@ -138,7 +139,7 @@ class AnswerRows:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The item that ends an answer: no more AnswerRows follow."""
+    """An item for the Talker: the answer ends, and no more AnswerRows follow."""
 
 
 #: What a Talker reads.
@@ -146,7 +147,7 @@ TalkerItem = PromptRows | PromptReset | AnswerRows | AnswerEnd
 
 
 class CodesEnd(StrEnum):
-    """Why a Talker stopped making frames: it drew an end code, or reached a limit."""
+    """The reason why a Talker stopped making frames: it drew an end code, or reached a limit."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -154,10 +155,10 @@ class CodesEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The next codec frames: ``codes`` (n, codebooks) int64, with one codebook for Qwen2.5 and 16 for Qwen3.
+    """The next codec frames of a Talker: ``codes`` (n, codebooks) int64; 1 codebook for Qwen2.5, 16 for Qwen3.
 
-    ``end`` is set on the last item, which may be empty. ``rows_used`` counts the rows of the answer that the Talker has
-    read so far.
+    ``end`` is set on the last item, which may have no frames. ``rows_used`` is the number of the answer's rows that the
+    Talker has read so far.
     """
 
     codes: NDArray[np.int64]
@@ -167,7 +168,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class VocoderInput:
-    """Codes to decode now: ``codes`` (n, codebooks) int64; ``last`` marks the last codes of the answer."""
+    """Codec frames for a vocoder to decode: ``codes`` (n, codebooks) int64; ``last`` marks the end of the answer."""
 
     codes: NDArray[np.int64]
     last: bool = False
@@ -175,10 +176,10 @@ class VocoderInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerSettings:
-    """Checked voice and sampling parameters of one session.
+    """The voice and the sampling parameters of one session, checked.
 
-    ``temperature`` 0 takes the most probable code; ``top_k`` 0 and -1 disable the limit. ``max_tokens`` limits the
-    codec frames. With ``seed`` None a random seed is drawn.
+    With ``temperature`` 0 the most probable code is drawn; ``top_k`` 0 and -1 disable this limit. ``max_tokens`` is the
+    limit on codec frames. With ``seed`` None a random seed is drawn.
     """
 
     voice: str
@@ -190,7 +191,7 @@ class TalkerSettings:
     seed: int | None = None
 
     def changed(self, settings: Mapping[str, Any], voices: Sequence[str]) -> TalkerSettings:
-        """Return a copy with the values of ``settings``; a None there leaves the default, and ``seed`` is then drawn.
+        """Return a copy with the values of ``settings`` that are not None; without any ``seed``, a random one is drawn.
 
         Raises InvalidValue.
         """
@@ -207,7 +208,10 @@ class TalkerSettings:
 
 
 def wrong_settings(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with sampling parameters of a Talker, by their names; names without rules are ignored."""
+    """Check the sampling parameters of a Talker; return the names of invalid ones, with the reasons.
+
+    Names that are not sampling parameters are ignored.
+    """
     return {
         name: f"must be {rule}, got {asked[name]!r}"
         for name, (rule, holds) in _RULES.items()
@@ -235,7 +239,7 @@ _RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def known_voice(voice: Any, voices: Sequence[str]) -> str:
-    """Return the name of a voice, which may be asked for in upper or lower case. Raises InvalidValue."""
+    """Return the name of ``voice`` in ``voices``, whatever its case. Raises InvalidValue."""
     known = {name.lower(): name for name in voices}
     if not isinstance(voice, str) or voice.lower() not in known:
         raise InvalidValue(f"unknown voice {voice!r}; the model has {', '.join(voices)}")
@@ -260,11 +264,11 @@ _SMOOTHING: Final = 0.3
 
 
 class StepProcess:
-    """The process of one StepModel.
+    """The process of one StepModel, as the server uses it.
 
-    ``role`` is its name in logs and errors. ``factory``, for instance ``package.module:function``, is called in the
-    process with ``arguments``, and returns a LoadedModel. When the process dies, its sessions fail, ``state`` becomes
-    UNHEALTHY, and a new process is started, with increasing delays until that succeeds.
+    ``role`` is the name of the process in logs and errors. ``factory``, in the form ``package.module:function``, is
+    called in the process with ``arguments``, and returns a LoadedModel. When the process dies, its sessions fail,
+    ``state`` becomes UNHEALTHY, and a new process is started, with increasing delays until this succeeds.
     """
 
     def __init__(self, role: str, factory: str, arguments: Mapping[str, Any]) -> None:
@@ -296,7 +300,7 @@ class StepProcess:
         return len(self._sessions)
 
     async def start(self) -> None:
-        """Start the process; returns when the model is loaded and warm. Raises EngineFailed."""
+        """Start the process, and wait until the model is loaded and warmed up. Raises EngineFailed."""
         await self._launch()
         self.state = EngineState.OK
         self._tasks = [
@@ -317,7 +321,7 @@ class StepProcess:
 
     @asynccontextmanager
     async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[StepSession]:
-        """Open a session; leaving the block frees its slot at once.
+        """Open a session for the block; the end of the block frees the slot.
 
         Raises EngineOverloaded without a free slot, InvalidValue for settings that the model refuses, EngineFailed
         without a process.
@@ -345,7 +349,7 @@ class StepProcess:
         return await self._ask()
 
     async def trace(self, path: Path | None) -> None:
-        """Begin a trace of torch's operations for the file ``path``; with None, end it and write the file.
+        """Begin to trace torch's operations; with ``path`` None, end the trace and write it to the path given before.
 
         Raises EngineFailed.
         """
@@ -355,7 +359,7 @@ class StepProcess:
             raise self._failed(f"tracing the {self.role} failed: {status.error}")
 
     async def _ask(self, trace: str | msgspec.UnsetType | None = msgspec.UNSET) -> Status:
-        """Send an Ask with a new number, and return the Status that answers it. Raises EngineFailed."""
+        """Send an Ask with a new number, and return the Status with the same number. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
         number, self._next_question = self._next_question, self._next_question + 1
@@ -368,7 +372,7 @@ class StepProcess:
             self._questions.pop(number, None)
 
     def send(self, message: ToStepWorker, content: Any = None) -> None:
-        """Send a message, with ``content`` as its body, to the process if one runs."""
+        """Send a message with the body ``content`` to the process; without a process, do nothing."""
         if self._child is not None:
             self._child.send(message, packed(content))
 
@@ -379,7 +383,7 @@ class StepProcess:
         self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
 
     def overloaded(self) -> EngineOverloaded:
-        """Return the error of a session that gets no slot."""
+        """Return the error for a session that finds no free slot."""
         slots = self.ready.slots if self.ready is not None else 0
         return EngineOverloaded(f"all {slots} sessions of the {self.role} are taken; retry later", retry_after_ms=1000)
 
@@ -410,7 +414,7 @@ class StepProcess:
         self.state = EngineState.OK
 
     async def _until_death(self) -> str:
-        """Handle messages until the process ends; returns why it ended."""
+        """Handle messages until the process ends; return the reason for its end."""
         assert self._child is not None
         try:
             while True:
@@ -437,7 +441,7 @@ class StepProcess:
         session.take(message, body)
 
     async def _watch(self) -> None:
-        """Kill a process that has sessions and is silent for SILENCE_SEC."""
+        """Kill the process if it has sessions and sends no message for SILENCE_SEC; runs until cancelled."""
         while True:
             await asyncio.sleep(WATCH_SEC)
             if self.ready is None or not self._sessions:
@@ -456,16 +460,16 @@ class StepProcess:
                 question.set_exception(self._failed(message))
 
     async def _end(self) -> int | None:
-        """End the process and return its exit status; completes even when cancelled."""
+        """End the process, even if the call is cancelled, and return its exit status; None if no process runs."""
         child, self._child, self.ready = self._child, None, None
         return None if child is None else await child.end()
 
 
 class StepSession:
-    """One answer in the process; ``StepProcess.open`` opens and closes the session.
+    """The server's side of a session in a StepProcess, for one answer; ``StepProcess.open`` opens and closes it.
 
-    Iterating yields a Talker's Codes, up to the item whose ``end`` is set. All raise InvalidValue for input that the
-    model refuses, and EngineFailed once its process has ended.
+    Iterating over the session yields a Talker's Codes, up to the item whose ``end`` is set. The iteration, ``feed`` and
+    ``decode`` raise InvalidValue for input that the model refuses, and EngineFailed once the process has ended.
     """
 
     def __init__(self, process: StepProcess, number: int) -> None:
@@ -479,7 +483,7 @@ class StepSession:
         self._room = asyncio.Event()
 
     async def feed(self, item: TalkerItem | VocoderInput) -> None:
-        """Send ``item`` to the process; waits while more than INPUT_BYTES of this session are on their way there."""
+        """Send ``item`` to the process; wait while the model has not taken INPUT_BYTES of this session's input yet."""
         for piece, cost in _pieces(item):
             await self._feed(piece, cost)
 
@@ -504,10 +508,10 @@ class StepSession:
                 return
 
     async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
-        """Return the samples of the next codes; the process batches them with codes of other sessions.
+        """Send codes to the vocoder, and return their samples; the process batches them with codes of other sessions.
 
-        Calls do not overlap. To decode a chunk costs as much as the model's ``context_frames`` besides its own, so
-        ``ms_per_frame`` counts these too.
+        Calls must not overlap. Decoding a chunk takes as long as if it had ``context_frames`` more frames, so
+        ``ms_per_frame`` counts these frames, too.
         """
         began = time.monotonic()
         await self.feed(item)
@@ -517,7 +521,7 @@ class StepSession:
         return samples
 
     def take(self, message: object, body: bytes) -> None:
-        """Handle a message of the process about this session."""
+        """Handle a message from the process about this session."""
         match message:
             case SlotOpened():
                 if not self._opened.done():
@@ -539,14 +543,14 @@ class StepSession:
             self._opened.set_exception(error)
 
     async def until_open(self) -> None:
-        """Wait until the session has a slot. Raises as ``StepProcess.open``."""
+        """Wait until the session has a slot. Raises the errors of ``StepProcess.open``."""
         await self._opened
 
 
 def _pieces(item: TalkerItem | VocoderInput) -> Iterator[tuple[TalkerItem | VocoderInput, int]]:
-    """Cut an item with many rows into short messages, so that a ``close`` never waits behind a long one.
+    """Cut an item with many rows into short ones, and yield each with its size in bytes.
 
-    Yields each piece with its size in bytes.
+    So a message that closes the session never waits behind a long message.
     """
     while isinstance(item, PromptRows | AnswerRows) and len(item.tokens) > ROWS_PER_MESSAGE:
         piece, item = item.split(ROWS_PER_MESSAGE)
@@ -568,7 +572,7 @@ def _cost(item: TalkerItem | VocoderInput) -> int:
 
 
 def packed(content: Any) -> bytes:
-    """Return ``content`` as the body of a message; empty for None."""
+    """Return ``content`` as the pickled body of a message; an empty body for None."""
     return b"" if content is None else pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -580,7 +584,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model is loaded and warm, or, if ``error`` (for the operator) is set, that loading failed."""
+    """A report that the model is loaded and warmed up or, with ``error``, a text for the operator, that this failed."""
 
     slots: int = 0
     memory_bytes: int = 0
@@ -601,7 +605,7 @@ class SlotOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class SlotRefused(msgspec.Struct, frozen=True, tag=True):
-    """A report that the session is closed because of an error; ``overloaded`` if there was no free slot."""
+    """A report that the model has closed the session because of an error; ``overloaded``: there was no free slot."""
 
     session: int
     message: str
@@ -609,14 +613,14 @@ class SlotRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class FeedItem(msgspec.Struct, frozen=True, tag=True):
-    """An order to feed the session with the item in the body, which counts as ``cost`` bytes until ItemTaken."""
+    """An order to queue the item in the body for the session. The item counts as ``cost`` bytes until ItemTaken."""
 
     session: int
     cost: int
 
 
 class ItemTaken(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model took an item of ``cost`` bytes."""
+    """A report that the model has queued an item of ``cost`` bytes."""
 
     session: int
     cost: int
@@ -630,13 +634,13 @@ class GrantFrames(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseSlot(msgspec.Struct, frozen=True, tag=True):
-    """An order to free the session's slot."""
+    """An order to close the session and free its slot."""
 
     session: int
 
 
 class ItemMade(msgspec.Struct, frozen=True, tag=True):
-    """An item that the model made for the session, in the body."""
+    """A message with an item that the model made for the session, in the body."""
 
     session: int
 
@@ -644,7 +648,8 @@ class ItemMade(msgspec.Struct, frozen=True, tag=True):
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """A request for a Status with the same number.
 
-    ``trace`` begins a trace of torch's operations that will be written to this file; None ends and writes it.
+    ``trace``, if set, is the path of a file: a trace of torch's operations begins, to be written to this file; None
+    ends the trace and writes it.
     """
 
     number: int
@@ -652,7 +657,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """The answer to an Ask: the number of open sessions, whether the model has work, and the error of a trace."""
+    """The answer to an Ask: the number of open sessions, whether the model has work, and a tracing error, if any."""
 
     number: int
     sessions: int
@@ -684,12 +689,12 @@ _NO_CODES: Final = Codes(np.zeros((0, 0), np.int64))
 
 
 class OmniTalker:
-    """A Stage of one request: TalkerItems in, Codes out.
+    """The Stage of one request that runs the Talker: TalkerItems in, Codes out.
 
-    ``settings`` of the session in the Talker's process are ``voice`` and the names in OMNI_TALKER_SAMPLING. The stage
-    opens the session with the first row of the answer and holds the rows of the prompt until then: the user may speak
-    for minutes, which must not occupy a slot. A source that ends without an answer, for instance with tool calls alone,
-    takes no slot and makes no sound. ``frame_ms`` is the duration of a codec frame in milliseconds.
+    ``settings`` are ``voice`` and the names in OMNI_TALKER_SAMPLING. The stage opens a session in the Talker's process
+    when the first row of the answer arrives, and holds the rows of the prompt until then: the user may speak for
+    minutes, which must not occupy a slot. If the source ends without rows of an answer, for instance after tool calls
+    alone, no session is opened, and there are no Codes. ``frame_ms`` is the duration of a codec frame in milliseconds.
     """
 
     name = "talker"
@@ -706,7 +711,7 @@ class OmniTalker:
         self._speaks = False
 
     async def run(self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Feed rows to the process as they come; put its frames into ``sink``, as fast as the vocoder takes them."""
+        """Feed rows to the process as they arrive, and put frames into ``sink`` as fast as the vocoder takes them."""
         assert sink is not None, "the Talker requires a stage after it"
         begun = await self._begun_answer(source)
         if not self._speaks:
@@ -729,7 +734,7 @@ class OmniTalker:
             pass
 
     async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
-        """Return the items up to the first row of the answer; sets ``_speaks`` if there is such a row."""
+        """Read and return the items up to the first row of the answer; set ``_speaks`` if there is such a row."""
         begun: list[TalkerItem] = []
         async for item in source:
             if isinstance(item, AnswerEnd):
@@ -743,7 +748,7 @@ class OmniTalker:
         return begun
 
     async def _feed(self, session: StepSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
-        """Feed ``begun`` and the rest of ``source``; the end of the source ends the answer too."""
+        """Feed ``begun`` and the rest of ``source`` to the session; the end of the source ends the answer, too."""
         for item in begun:
             await session.feed(item)
         begun.clear()  # not kept for as long as the answer lasts
@@ -775,12 +780,12 @@ class OmniTalker:
 
 
 class VocoderStage:
-    """A Stage of one request: Codes in, AudioOutput to the client, in chunks that grow as time allows.
+    """The Stage of one request that runs the vocoder: Codes in, AudioOutputs to the client.
 
-    The session in the vocoder's process, which gets ``settings``, is open from the first codes to the end. ``policy``
-    controls the size of chunks. A vocoder that decodes in fixed windows has a ``block`` instead, the number of frames
-    by which the window moves: codes are decoded at once, at most ``block`` frames at a time, so that the audio of one
-    window does not wait for the next. ``clock`` is a monotonic clock in seconds.
+    A session in the vocoder's process, with ``settings``, is open from the first codes to the end. Chunks grow as time
+    allows (ChunkPace, with ``policy``). A vocoder that decodes in fixed windows has a ``block`` instead: the number of
+    frames by which the window moves. Codes are then decoded as they arrive, at most ``block`` frames at a time, so that
+    the audio of one window does not wait for the next. ``clock`` is a monotonic clock in seconds.
     """
 
     name = "code2wav"
@@ -847,7 +852,7 @@ class VocoderStage:
                 await self._chunks.wait(plan.wait_ms)
 
     def _plan(self) -> ChunkPlan:
-        """Return how many frames to decode now."""
+        """Return the ChunkPlan for the frames in ``_ready``."""
         if self._block is not None:
             return ChunkPlan(min(len(self._ready), self._block))
         return self._chunks.plan(len(self._ready), complete=self._complete)
@@ -864,9 +869,9 @@ class VocoderStage:
 
 
 class SpeechPart:
-    """A Stage around a Talker or vocoder: when its process fails or has no free slot, the answer goes on as text.
+    """A Stage around a Talker's or vocoder's stage: if the process fails or has no free slot, the answer is text only.
 
-    A PartFailed tells the client.
+    The client is then told with a PartFailed.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:
@@ -874,7 +879,7 @@ class SpeechPart:
         self._stage = stage
 
     async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Run the stage. When it fails, read and drop the rest of ``source``."""
+        """Run the stage. If it fails, read and drop the rest of ``source``, so that earlier stages go on."""
         try:
             await self._stage.run(source, sink, outputs)
         except (EngineFailed, EngineOverloaded) as error:

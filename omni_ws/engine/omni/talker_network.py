@@ -1,7 +1,7 @@
 """The Talkers of Qwen3-Omni and Qwen2.5-Omni: the rows that they read, their network, and the sampling of codes.
 
-TalkerRows are made of the Thinker's prompt as it arrives, by WholePromptReader for Qwen2.5-Omni and UserTurnsReader for
-Qwen3-Omni. Shapes: B sessions, V codes of a vocabulary, C candidate codes.
+WholePromptReader (Qwen2.5-Omni) and UserTurnsReader (Qwen3-Omni) convert the Thinker's prompt to TalkerRows as it
+arrives. Shapes: B sessions, V codes of a vocabulary, C candidate codes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NONE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TalkerRows:
-    """Rows of a Talker's prompt.
+    """Rows of a Talker's prompt; a *row* is the network's input for one position.
 
-    The network's input for a row is made of up to three parts: the embedding of a token, a hidden state of the Thinker,
-    and the embedding of a codec code. ``tokens`` (n,) and ``codes`` (n,) are NONE where a row lacks the part;
-    ``states`` (n,) marks the rows with a hidden state, and ``hidden`` (k, hidden size) has these states in order.
-    ``positions`` (3, n) are M-RoPE positions.
+    A row is made of up to three parts: the embedding of a token, a hidden state of the Thinker, and the embedding of
+    a codec code. ``tokens`` (n,) and ``codes`` (n,) are NONE for rows without this part; ``states`` (n,) marks the rows
+    with a hidden state, and ``hidden`` (k, hidden size) has these states in order. ``positions`` (3, n) are M-RoPE
+    positions.
     """
 
     tokens: NDArray[np.int64]
@@ -76,7 +76,7 @@ class TalkerRows:
 
 
 class RowQueue:
-    """TalkerRows that wait to be computed; its length is the number of rows."""
+    """A queue of TalkerRows that wait to be computed; its length is the number of rows."""
 
     def __init__(self) -> None:
         self._pieces: deque[TalkerRows] = deque()
@@ -111,10 +111,10 @@ class RowQueue:
 
 
 class WholePromptReader:
-    """A converter of one prompt for Qwen2.5: each token is a row, made of its hidden state and its embedding.
+    """A converter of one prompt to rows for Qwen2.5: a row is made of a token's hidden state and its embedding.
 
-    The rows of audio, images and video, whose tokens are ``media``, have no embedding. ``last`` is the token and the
-    code of the row that ends the prompt. It must not be used after InvalidValue.
+    ``media`` are the tokens of audio, images and video, whose rows have no embedding. ``last`` is the token and the
+    code of the row that ends the prompt. After InvalidValue the reader must not be used.
     """
 
     def __init__(self, media: Sequence[int], last: tuple[int, int], hidden_size: int) -> None:
@@ -139,12 +139,12 @@ class WholePromptReader:
 
 
 class UserTurnsReader:
-    """A converter of one prompt for Qwen3, whose Talker reads the user's turns only; used like WholePromptReader.
+    """A converter of one prompt to rows for Qwen3, whose Talker reads only the user's turns; used as WholePromptReader.
 
     A row is the embedding of a text token, or the hidden state of a token of audio, image or video. Positions are
-    shifted so that the other turns leave no gaps. Behind the user's turns come the three tokens that begin the
-    assistant's turn, and rows with codes, among them the code of the ``speaker``. ``config`` is the whole config.json;
-    raises KeyError for what is missing there.
+    shifted so that the other turns leave no gaps. After the user's turns come the three tokens that begin the
+    assistant's turn, and rows with codes, among them the code of the ``speaker``. ``config`` is the whole config.json.
+    Raises KeyError for a missing entry.
     """
 
     #: The number of tokens that begin the assistant's turn: "<|im_start|>", "assistant" and a line break.
@@ -248,7 +248,7 @@ EMBEDDINGS: Final = "thinker.model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class SlotSpace:
-    """The slots of a Talker: their number, the positions of each (``longest``), device and dtype."""
+    """The slots of a Talker: their number, the positions of a slot (``longest``), device and dtype."""
 
     slots: int
     longest: int
@@ -257,7 +257,10 @@ class SlotSpace:
 
 
 class TalkerNetwork(ABC):
-    """Weights, KV cache in slots, and two forward passes: ``prefill`` of one session's prompt, ``step`` of a batch."""
+    """Base class of the two Talkers' networks: weights, KV cache in slots, and two forward passes.
+
+    ``prefill`` computes rows of one session's prompt, ``step`` computes a frame for each session of a batch.
+    """
 
     #: The names of the voices, the default first.
     voices: tuple[str, ...]
@@ -304,7 +307,7 @@ class TalkerNetwork(ABC):
 
     @abstractmethod
     def reader(self, voice: str) -> WholePromptReader | UserTurnsReader:
-        """Return the reader of a prompt that is to be answered in ``voice``."""
+        """Return a new reader for the prompt of an answer in ``voice``."""
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
         """Prepare a slot for a session."""
@@ -318,21 +321,21 @@ class TalkerNetwork(ABC):
         self._feedback.zero_()
 
     def embedded(self, tokens: NDArray[np.int64]) -> torch.Tensor:
-        """Return the Thinker's embeddings (n, hidden size) float32, on the CPU; zeros for NONE."""
+        """Return the Thinker's embeddings of ``tokens`` (n,), (n, hidden size) float32 on the CPU; zeros for NONE."""
         there = torch.from_numpy(tokens != NONE)
         rows = self._embeddings[torch.from_numpy(np.maximum(tokens, 0))].float()
         return rows.masked_fill_(~there[:, None], 0)
 
     def prefill(self, slot: int, start: int, rows: TalkerRows) -> None:
-        """Compute keys and values of rows of a prompt, which follow the ``start`` positions that the slot has."""
+        """Compute keys and values of ``rows`` of a prompt, and store them in the slot from position ``start`` on."""
         positions = torch.tensor(rows.positions, device=self.space.device)[:, None]
         put, mask = self._cache.piece(slot, start, len(rows))
         self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), put, mask)
 
     def step(self, inputs: StepBuffers, batch: int, window: int) -> torch.Tensor:
-        """Return a frame of each of the first ``batch`` slots, (batch, codebooks).
+        """Compute and return the next frame of each of the first ``batch`` slots, (batch, codebooks).
 
-        ``window`` must be larger than the lengths of these slots.
+        ``window`` is the number of positions to attend to, which must be larger than the lengths of these slots.
         """
         lengths, frames = inputs.lengths[:batch], inputs.frames[:batch]
         active = inputs.active[:batch].bool()
@@ -362,13 +365,20 @@ class TalkerNetwork(ABC):
 
     @abstractmethod
     def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
-        """Return the transformer's input (B, H) for rows of answers and the feedback of the last frames."""
+        """Return the transformer's input (B, H) for rows of answers.
+
+        ``feedback`` (B, H) are the sums of the embeddings of the codes in the previous frames.
+        """
 
     @abstractmethod
     def _frame(
         self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the frames (B, codebooks) with these last states and first codes, and their feedback (B, H)."""
+        """Return the whole frames (B, codebooks), and their feedback (B, H) to the next rows.
+
+        ``state`` (B, H) are the last hidden states, ``first`` (B,) the codes of the first codebook, ``frames`` (B,) the
+        numbers of the frames.
+        """
 
 
 def held_bytes(thing: Any, counted: set[int]) -> int:
@@ -398,12 +408,12 @@ _TURNS: Final = 2
 class StepBuffers:
     """The inputs of a step, for every slot, in fixed buffers on the device, which CUDA graphs require.
 
-    ``rows`` (slots, hidden size of the Thinker) are rows of the answer. ``lengths`` (slots,) is the number of positions
-    that a slot has, ``positions`` (slots,) the M-RoPE position of its next row, ``frames`` (slots,) the number of the
-    frame. The result of a slot that is not ``active`` (slots,) is discarded.
+    ``rows`` (slots, hidden size of the Thinker) are rows of the answers. ``lengths`` (slots,) are the numbers of
+    positions in use, ``positions`` (slots,) the M-RoPE positions of the next rows, ``frames`` (slots,) the numbers of
+    the next frames. The result of a slot that is not ``active`` (slots,) is discarded.
 
-    Inputs are copied to the device, and frames back, asynchronously. The frames of a step must have been waited for
-    before the ``send`` of the next step but one.
+    Inputs are copied to the device, and frames back, asynchronously. Before ``send`` is called for step n + 2, the
+    caller must have waited for the frames of step n.
     """
 
     def __init__(self, space: SlotSpace, row_size: int, codebooks: int) -> None:
@@ -422,21 +432,21 @@ class StepBuffers:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
 
     def begin(self) -> None:
-        """Begin to fill the buffers of a step, in which no slot is active yet."""
+        """Begin to fill the buffers for a step; no slot is active yet."""
         self._turn = (self._turn + 1) % _TURNS
         self._filled[self._turn][_ACTIVE] = 0
 
     def put_lengths(self, slot: int, length: int) -> None:
-        """Set the number of a slot's positions. Inactive slots need it too: the step may write their next position."""
+        """Set a slot's number of positions, also for inactive slots: a step may write to their next position."""
         self._filled[self._turn][_LENGTH, slot] = length
 
     def put(self, slot: int, position: int, frame: int) -> None:
-        """Make a slot active, with the M-RoPE position and the number of its frame."""
+        """Make a slot active; ``position`` is the M-RoPE position of its next row, ``frame`` the frame's number."""
         numbers = self._filled[self._turn]
         numbers[_POSITION, slot], numbers[_FRAME, slot], numbers[_ACTIVE, slot] = position, frame, 1
 
     def put_rows(self, slots: list[int], rows: torch.Tensor) -> None:
-        """Set the rows (n, row size) of the answers in ``slots``."""
+        """Set the next rows (n, row size) of the answers in the ``n`` slots ``slots``."""
         self._host_rows[self._turn][slots] = rows.to(self.rows.dtype)
 
     def send(self) -> None:
@@ -447,7 +457,7 @@ class StepBuffers:
     def fetch(self, frames: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying ``frames`` (B, codebooks) to the host.
 
-        Returns a function that waits for them and returns them; they stay valid until the next step but one.
+        Returns a function that waits for the frames of this step n and returns them; they are valid until step n + 2.
         """
         here = self._host_frames[self._turn][: len(frames)]
         here.copy_(frames, non_blocking=True)
@@ -470,9 +480,9 @@ _SPECIAL_CODES: Final = 1024
 class Qwen3Talker(TalkerNetwork):
     """The Talker of Qwen3-Omni: 12.5 frames of 16 codes a second.
 
-    It is a top-k MoE with a shared expert, and a CodePredictor for 15 of the 16 codebooks. Its rows are text, or hidden
-    states of the user's audio, images and video. It computes the same as transformers'
-    ``Qwen3OmniMoeForConditionalGeneration.generate`` for one prompt.
+    The network is a top-k MoE with a shared expert, and a CodePredictor for 15 of the 16 codebooks. Its rows are text,
+    or hidden states of the user's audio, images and video. For one prompt, it computes the same as
+    ``Qwen3OmniMoeForConditionalGeneration.generate`` of the package transformers.
 
     ``config`` is the whole config.json. Raises ConfigurationError for missing tensors, KeyError for missing settings.
     """
@@ -545,10 +555,11 @@ class _Projection:
 
 
 class CodePredictor:
-    """The small transformer in Qwen3's Talker that predicts the further codes of a frame from the first one.
+    """The small transformer in Qwen3's Talker that predicts the other codes of a frame from the first code.
 
-    For each frame there is one pass over two rows, the Talker's last state and the first code, and then one pass for
-    each further code but the last. The KV cache holds one frame. ``config`` is ``code_predictor_config``.
+    For each frame, it runs once over two rows, the Talker's last state and the first code, and then once for each
+    further code except the last. The KV cache holds one frame. ``config`` is ``code_predictor_config`` of the
+    checkpoint.
     """
 
     def __init__(
@@ -580,7 +591,7 @@ class CodePredictor:
     def __call__(
         self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the further codes (B, codebooks - 1), and the sum of the embeddings of all codes (B, H).
+        """Return the codes of the other codebooks (B, codebooks - 1), and the sum of all codes' embeddings (B, H).
 
         ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
         the numbers of the frames.
@@ -600,7 +611,7 @@ class CodePredictor:
         return torch.stack(codes, dim=1), total
 
     def _put(self, start: int, end: int) -> Put:
-        """Return the access to the positions up to ``end`` of the frame, of which those from ``start`` on are new."""
+        """Return a ``Put`` that stores the frame's positions ``start`` to ``end``, and returns those up to ``end``."""
 
         def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             batch = len(keys)
@@ -614,9 +625,10 @@ class CodePredictor:
 class Qwen25Talker(TalkerNetwork):
     """The Talker of Qwen2.5-Omni: 50 frames of one code a second.
 
-    Every token of prompt and answer is a row: the Thinker's hidden state plus the token's embedding. It computes the
-    same as transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` for one prompt, except that it adds the
-    embeddings of codec_pad and codec_bos, as in training; transformers 5.19 omits them for prompts without padding.
+    Every token of prompt and answer is a row: the Thinker's hidden state plus the token's embedding. For one prompt,
+    the network computes the same as ``Qwen2_5OmniForConditionalGeneration.generate`` of the package transformers,
+    except that it adds the embeddings of codec_pad and codec_bos, as in training; transformers 5.19 omits them for
+    prompts without padding.
 
     ``config`` is the whole config.json, ``speakers`` has the token that begins the speech of each voice. Raises
     ConfigurationError for missing tensors, KeyError for missing settings.
@@ -672,7 +684,7 @@ class Qwen25Talker(TalkerNetwork):
 
 
 def _readable_codes(config: Mapping[str, Any]) -> int:
-    """Return the number of codes that Token2Wav can decode; the Talker's vocabulary has more, beside special codes."""
+    """Return the number of codes that Token2Wav can decode; the Talker's vocabulary has further codes."""
     vocoder = config.get("token2wav_config", {}).get("dit_config", {})
     return int(vocoder.get("num_embeds", 8193)) + 1
 
@@ -684,8 +696,9 @@ _DRAWS: Final = 64
 class SamplingState:
     """The sampling parameters of the sessions, on the device, and the codes that each session has drawn.
 
-    The codes of a session do not depend on the batch: noise is a function of its seed and the number of the frame.
-    ``penalised`` are codes to which the repetition penalty applies from the start, ``suppressed`` are never drawn.
+    The codes of a session do not depend on the other sessions in a batch: the noise is a function of the session's seed
+    and the number of the frame. ``suppressed`` codes are never drawn; to ``penalised`` codes the repetition penalty
+    applies from the start.
     """
 
     def __init__(
@@ -704,7 +717,7 @@ class SamplingState:
         self._first_had[penalised or []] = True
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
-        """Set the parameters of a new session, which has drawn no codes."""
+        """Set the parameters of a new session in ``slot``, which has drawn no codes yet."""
         # A temperature closer to 0 would let logits overflow.
         self.temperature[slot] = max(settings.temperature, 0.01) if settings.temperature else 0
         self.top_k[slot] = min(settings.top_k, self._vocabulary) if settings.top_k > 0 else self._vocabulary
@@ -716,10 +729,10 @@ class SamplingState:
         self.had[slot] = self._first_had
 
     def draw(self, logits: torch.Tensor, frames: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """Draw a code (B,) from ``logits`` (B, V) float32 of the first slots, and note it for the active slots.
+        """Draw codes (B,) from ``logits`` (B, V) float32 of the first slots, and note them for ``active`` slots (B,).
 
-        ``frames`` (B,) are the numbers of the frames. The order is: repetition penalty, suppression, temperature,
-        top_k, top_p.
+        ``frames`` (B,) are the numbers of the frames. The parameters are applied in this order: repetition penalty,
+        suppression, temperature, top_k, top_p.
         """
         batch = len(logits)
         had = self.had[:batch]
@@ -737,7 +750,7 @@ class SamplingState:
         return code
 
     def draw_residual(self, logits: torch.Tensor, frames: torch.Tensor, codebook: int) -> torch.Tensor:
-        """Draw a code (B,) of ``codebook`` 1 or higher with transformers' parameters, top_k 50 and top_p 0.8."""
+        """Draw codes (B,) of ``codebook`` 1 or higher with the parameters of transformers: top_k 50 and top_p 0.8."""
         batch = len(logits)
         ordered, codes = logits.topk(min(50, logits.shape[-1]), dim=-1)
         greedy, draws = self.temperature[:batch] == 0, frames * _DRAWS + codebook
@@ -753,10 +766,10 @@ def _drawn(
     seeds: torch.Tensor,
     draws: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw a code (B,) among the most probable that together have the probability ``top_p``.
+    """Draw codes (B,) from the most probable candidates that together have the probability ``top_p``.
 
-    ``logits`` (B, C) of the candidate ``codes`` (B, C) are in descending order. Sessions that are ``greedy`` (B, 1) get
-    the most probable code.
+    ``logits`` (B, C) of the candidates ``codes`` (B, C) are in descending order. ``greedy`` (B, 1) marks sessions that
+    get the most probable code. ``seeds`` (B,) and ``draws`` (B,) determine the noise.
     """
     probabilities = logits.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
@@ -770,7 +783,7 @@ def _drawn(
 
 
 def gumbel_noise(seeds: torch.Tensor, draws: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return noise for ``codes`` (B, C), a function of the code and of its row's seed (B,) and draw number (B,)."""
+    """Return Gumbel noise (B, C) for ``codes`` (B, C), a function of the code, the seed (B,) and draw number (B,)."""
     keys = _hashed(_hashed(seeds) ^ _hashed(draws & _MASK_31))
     bits = _hashed(keys[:, None] ^ _hashed(codes))
     uniform = (bits.double() + 0.5) / (1 << 31)
@@ -778,7 +791,7 @@ def gumbel_noise(seeds: torch.Tensor, draws: torch.Tensor, codes: torch.Tensor) 
 
 
 def normal_at(positions: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a standard normal sample for each integer position, a function of position and seed alone.
+    """Return standard normal noise for integer ``positions``: a function of position and seed alone.
 
     Overlapping windows therefore have the same noise where they overlap.
     """
@@ -792,7 +805,7 @@ _MASK_31: Final = (1 << 31) - 1
 
 
 def _hashed(numbers: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Return a hash of 31 bits for each number of up to 31 bits; products of two such numbers stay below 2^63."""
+    """Return a 31-bit hash of each of the 31-bit ``numbers``: products of two such numbers stay below 2^63."""
     mixed = (numbers + ((seed * 0x5851F42D + 0x14057B7E) & _MASK_31)) & _MASK_31
     for factor in (0x45D9F3B3, 0x2C1B3C6D, 0x297A2D39):
         mixed = mixed ^ (mixed >> 16)

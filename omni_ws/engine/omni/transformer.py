@@ -23,7 +23,7 @@ _INDEX: Final = "model.safetensors.index.json"
 
 
 class CheckpointTensors:
-    """The tensors of the safetensors files in ``folder``; with an index, of all files that it names.
+    """The tensors of the safetensors files in ``folder``; if there is an index file, of the files in that index.
 
     The files are mapped into memory, so only the tensors that are used are read. Raises ConfigurationError for a folder
     without such files, and for damaged files.
@@ -55,10 +55,10 @@ class CheckpointTensors:
         return (name for name in self._files if name.startswith(prefix))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return the tensor mapped from its file: pages are read as they are used.
+        """Return the tensor ``name``, mapped from its file: pages are read when they are used.
 
-        Raises ConfigurationError if there is none, and for quantised tensors (of one byte a value), since their scales
-        are not applied.
+        Raises ConfigurationError for a missing tensor, and for a quantised one (one byte per value), since its scales
+        would not be applied.
         """
         if name not in self._files:
             raise ConfigurationError([f"{self._folder}: the checkpoint has no tensor {name}"])
@@ -70,7 +70,7 @@ class CheckpointTensors:
     def bytes_of(self, prefix: str, value_bytes: int | None = None) -> int:
         """Return the bytes of all tensors whose names begin with ``prefix``; reads only the headers of the files.
 
-        ``value_bytes`` is the size of a value in memory, by default the same as in the file.
+        ``value_bytes`` is the size of a number in memory; by default it is the size in the file.
         """
         total = 0
         for name in self.names(prefix):
@@ -81,7 +81,7 @@ class CheckpointTensors:
 
 
 def _bits(dtype: str) -> int:
-    """Return the bits of a value, by safetensors' name of its type, such as BF16, F8_E4M3, I64 or BOOL."""
+    """Return the bits of a number of type ``dtype``, a name of safetensors such as BF16, F8_E4M3, I64 or BOOL."""
     found = re.search(r"\d+", dtype)
     return int(found[0]) if found else 8
 
@@ -92,10 +92,10 @@ _DEFAULT_SPEAKER: Final = "Chelsie"
 
 @dataclass(frozen=True, slots=True)
 class OmniSpeaker:
-    """A voice: ``bos_token``, of the Thinker's vocabulary, begins the Talker's answer; the rest is for the vocoder.
+    """A voice. ``bos_token``, a token of the Thinker, begins the Talker's answer; the other fields are for the vocoder.
 
-    ``condition`` (1, n) float32 is the embedding of the speaker, ``reference_mel`` (1, frames, bins) float32 is some of
-    the speaker's speech.
+    ``condition`` (1, n) float32 is the embedding of the speaker, ``reference_mel`` (1, frames, bins) float32 a sample
+    of the speaker's speech as mel frames.
     """
 
     bos_token: int
@@ -104,7 +104,10 @@ class OmniSpeaker:
 
 
 def load_speakers(folder: Path) -> dict[str, OmniSpeaker]:
-    """Return the speakers by name. Raises ConfigurationError for a file that cannot be read, or has no speakers."""
+    """Return the speakers of the checkpoint in ``folder`` by name.
+
+    Raises ConfigurationError for a file that cannot be read, or has no speakers.
+    """
     path = folder / SPEAKERS_FILE
     try:
         # ``weights_only``: an unrestricted pickle could run any code.
@@ -117,7 +120,7 @@ def load_speakers(folder: Path) -> dict[str, OmniSpeaker]:
 
 
 def default_speaker(names: Iterable[str]) -> str:
-    """Return the default voice: the one of the model's authors, or else the first."""
+    """Return the default voice: the default of the model's authors if it is in ``names``, or else the first name."""
     known = [*names]
     return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in known else known[0]
 
@@ -143,7 +146,7 @@ Put: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor,
 
 
 class Transformer:
-    """Decoder layers and the final norm.
+    """A decoder-only transformer: its layers and the final norm.
 
     Biases, norms of queries and keys, and experts are used if the checkpoint has them.
     """
@@ -174,8 +177,8 @@ class Transformer:
     ) -> torch.Tensor:
         """Return the normalised hidden states (B, n, H) of the inputs ``x`` (B, n, H).
 
-        ``put`` is the access to the KV cache. ``mask`` (B or 1, n, W) is True where a query may attend to a position;
-        None means everywhere.
+        ``put`` stores keys and values in the KV cache, see ``Put``. ``mask`` (B or 1, n, W) is True where a query may
+        attend to a position; None means everywhere.
         """
         eps, size = self.shape.norm_eps, self.shape.hidden_size
         added = self._grouped(mask)
@@ -187,7 +190,7 @@ class Transformer:
         return functional.rms_norm(x, (size,), self._norm, eps)
 
     def _grouped(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Convert a boolean mask (B, n, W) to one that is added to scores, (B, 1, group * n, W); see ``_attend``."""
+        """Convert a boolean mask (B, n, W) to a mask to be added to scores, (B, 1, group * n, W); see ``_attend``."""
         if mask is None:
             return None
         group = self.shape.heads // self.shape.kv_heads
@@ -265,10 +268,10 @@ def _load(source: CheckpointTensors, prefix: str, shape: BlockShape, device: str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """The sizes of a transformer and its rotary embedding, which the tensors alone do not tell.
+    """The sizes of a transformer and its rotary embedding, which cannot be read from the tensors alone.
 
-    ``axes`` has for each of the ``head_dim / 2`` rotary frequencies its axis of the M-RoPE position: 0 for time, 1 for
-    height, 2 for width. ``experts_per_token`` is the k of a top-k MoE, 0 for dense models.
+    ``axes`` has, for each of the ``head_dim / 2`` rotary frequencies, the axis of the M-RoPE position that it rotates
+    by: 0 for time, 1 for height, 2 for width. ``experts_per_token`` is the k of a top-k MoE; 0 for dense models.
     """
 
     hidden_size: int
@@ -288,7 +291,7 @@ class BlockShape:
 
         ``interleaved`` is the layout of M-RoPE: whether the frequencies of the three axes alternate (Qwen3) or form one
         section for each axis (Qwen2.5). None means an ordinary rotary embedding. ``place`` is the name of ``config``
-        within config.json, for errors. Raises ConfigurationError for what is missing or unknown.
+        within config.json, for errors. Raises ConfigurationError for missing or unsupported entries.
         """
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
@@ -315,12 +318,12 @@ class BlockShape:
             raise ConfigurationError([f"{place}: {error.args[0]} is missing"]) from None
 
     def positions_bytes(self, value_bytes: int) -> int:
-        """Return the bytes of one position in the KV cache."""
+        """Return the bytes of one position in the KV cache; ``value_bytes`` is the size of a number."""
         return 2 * self.layers * self.kv_heads * self.head_dim * value_bytes
 
 
 def _axes(frequencies: int, rope: Mapping[str, Any], place: str, interleaved: bool) -> tuple[int, ...]:
-    """Return the axis of each frequency."""
+    """Return the axis of each rotary frequency, see ``BlockShape.axes``."""
     sections = rope["mrope_section"]
     if len(sections) != 3 or sum(sections) != frequencies:
         raise ConfigurationError(
@@ -370,8 +373,9 @@ _GROUPING: Final = (9, 10)
 class Experts:
     """The feed-forward network of a MoE layer: top-k routing over E experts, and a shared expert.
 
-    It has no loop over experts, and does not synchronise with the device. ``gate_up`` (E, 2 * inner, H) and ``down``
-    (E, H, inner) are as in GatedMlp. ``gathered`` is the limit on pairs whose matrices are gathered, see _GATHERED.
+    The computation has no loop over experts, and does not synchronise with the device. ``gate_up`` (E, 2 * inner, H)
+    and ``down`` (E, H, inner) are as in GatedMlp. For up to ``gathered`` pairs of row and expert, the matrices of each
+    pair are gathered; for more, the rows are sorted by expert (see _GATHERED).
     """
 
     router: torch.Tensor
@@ -459,10 +463,7 @@ class SlotCache:
         self.values = torch.zeros(size, device=device, dtype=dtype)
 
     def piece(self, slot: int, start: int, count: int) -> tuple[Put, torch.Tensor]:
-        """Return what a pass over ``count`` positions of one slot needs, which follow its first ``start`` positions.
-
-        These are the function that stores keys and values of a layer, and the mask of attention.
-        """
+        """Return the ``put`` and the ``mask`` for a pass over ``count`` positions of one slot, from ``start`` on."""
         here, new, end = slice(slot, slot + 1), slice(start, start + count), start + count
 
         def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -474,12 +475,11 @@ class SlotCache:
         return put, ones.tril(start)[None]
 
     def row(self, lengths: torch.Tensor, window: int) -> tuple[Put, torch.Tensor]:
-        """Return what a pass over the next position of each of the first slots needs, as ``piece`` does.
+        """Return the ``put`` and the ``mask`` for a pass over the next position of each of the first B slots.
 
-        ``lengths`` (B,) are the positions that the slots have already.
-
-        All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position
-        that is written for an inactive slot is overwritten by the next pass.
+        ``lengths`` (B,) are the numbers of positions that the slots have already. The pass attends only to the first
+        ``window`` positions; ``window`` must be larger than the lengths. The position that is written for an inactive
+        slot is overwritten by the slot's next pass.
         """
         slots = torch.arange(len(lengths), device=lengths.device)
 

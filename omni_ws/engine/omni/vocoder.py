@@ -1,6 +1,7 @@
 """Vocoder: the base class of both vocoders, a StepModel that decodes the codes of many sessions in batches.
 
-A DecodedStream is the state of one session. StepGraphs are CUDA graphs of a model's steps.
+A DecodedStream is the state of one session. StepGraphs are CUDA graphs of a model's steps. Qwen25Token2Wav is the
+vocoder of Qwen2.5-Omni.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _SETTINGS: Final = frozenset({"voice", "seed"})
 
 
 class DecodedStream(ABC):
-    """The state of one session: its unfinished inputs, and the samples that are made for the oldest of them.
+    """The state of one session: its unfinished inputs, and the samples made so far for the oldest input.
 
-    ``done`` counts what is decoded, in units of the vocoder: frames or windows. An input is finished, and its samples
-    are sent, when ``done`` reaches the number that ``goal`` returned for it.
+    ``done`` is the number of decoded units; a unit of this vocoder is a frame or a window. An input is finished, and
+    its samples are sent, when ``done`` reaches the number that ``goal`` returned for this input.
     """
 
     def __init__(self, slot: int) -> None:
@@ -61,11 +62,11 @@ class DecodedStream(ABC):
 
     @abstractmethod
     def next_work(self) -> tuple[bool, int]:
-        """Return what the next step is to do. Sessions form a batch if they return the same; may begin that work."""
+        """Return a key of the session's next work; sessions with equal keys form a batch. May start this work."""
 
     @abstractmethod
     def goal(self, codes: NDArray[np.int64]) -> int:
-        """Keep the ``codes`` of an input; returns the ``done`` at which the input is finished."""
+        """Keep the ``codes`` of an input, and return the value of ``done`` at which this input is finished."""
 
     def add(self, item: VocoderInput) -> None:
         """Queue an input."""
@@ -73,7 +74,7 @@ class DecodedStream(ABC):
         self._goals.append(self.goal(np.asarray(item.codes, np.int64)))
 
     def take(self, samples: NDArray[np.float32], done: int) -> None:
-        """Add the samples of the next ``done`` units, which have been decoded."""
+        """Add the ``samples`` of the next ``done`` units, which were decoded now."""
         self._samples.append(samples)
         self.done += done
 
@@ -89,13 +90,13 @@ Stream = TypeVar("Stream", bound=DecodedStream)
 
 
 class Vocoder(ABC, Generic[Stream]):
-    """A StepModel whose input is VocoderInput, and whose output for each input is samples (n,) float32, maybe none.
+    """A StepModel whose items are VocoderInputs; the result for each is an array of samples (n,) float32, n may be 0.
 
-    The samples are those that no later code changes.
+    Samples are returned as soon as no later code can change them.
 
-    A step works for several sessions whose next work is alike; the session that has waited longest decides which work.
-    Frames have ``codebooks`` codes, each below ``codebook_size``. At most ``most_waiting`` frames of a session may wait
-    to be decoded. Settings of a session are ``voice`` and ``seed``.
+    A step does one kind of work for several sessions: the next work of the session that has waited longest. Frames have
+    ``codebooks`` codes, each below ``codebook_size``. At most ``most_waiting`` frames of a session may wait to be
+    decoded. The settings of a session are ``voice`` and ``seed``.
     """
 
     def __init__(self, *, slots: int, codebooks: int, codebook_size: int, most_waiting: int) -> None:
@@ -128,15 +129,15 @@ class Vocoder(ABC, Generic[Stream]):
 
     @abstractmethod
     def _most(self, work: tuple[bool, int]) -> int:
-        """Return for how many sessions at most a step may do ``work``."""
+        """Return the limit on sessions for which one step may do ``work``, a key that ``next_work`` returned."""
 
     @abstractmethod
     def _decode(self, work: tuple[bool, int], streams: Sequence[Stream]) -> None:
-        """Do the ``work`` for these streams."""
+        """Do ``work``, a key that ``next_work`` returned, for these streams."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a step has work to do."""
         return bool(self._queue)
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
@@ -149,7 +150,7 @@ class Vocoder(ABC, Generic[Stream]):
         self._free.pop()
 
     def feed(self, session: int, item: VocoderInput) -> None:
-        """Queue codes for later steps. Raises InvalidValue for codes that are refused, and then closes the session."""
+        """Queue codes for later steps. For invalid codes, closes the session and raises InvalidValue."""
         stream = self._streams[session]
         try:
             self._check(stream, item)
@@ -163,14 +164,14 @@ class Vocoder(ABC, Generic[Stream]):
         """Do nothing: only a Talker needs grants."""
 
     def close(self, session: int) -> None:
-        """Free the slot of a session, and all that the session holds; unknown sessions are ignored."""
+        """Free the session's slot and other resources; unknown sessions are ignored."""
         self._queue.pop(session, None)
         stream = self._streams.pop(session, None)
         if stream is not None:
             self._free.append(stream.slot)
 
     def step(self) -> Sequence[StepResult]:
-        """Decode the next codes of a batch of sessions, and return the sound that became ready."""
+        """Decode the next codes of a batch of sessions, and return the samples of finished inputs."""
         results: list[StepResult] = []
         chosen: dict[int, Stream] = {}
         work: tuple[bool, int] | None = None
@@ -192,7 +193,7 @@ class Vocoder(ABC, Generic[Stream]):
         return results
 
     def _settled(self, session: int, stream: Stream) -> list[StepResult]:
-        """Return the results of the finished inputs; a session without other inputs leaves the queue."""
+        """Return the results of a session's finished inputs; remove the session from the queue if no input is left."""
         results = [(session, samples) for samples in stream.finished_inputs()]
         if not stream.has_inputs:
             del self._queue[session]
@@ -222,7 +223,7 @@ class StepGraphs:
     """A runner of ``step(batch, window)``: from a CUDA graph if one was captured for this shape, else directly.
 
     The step must read its inputs from fixed buffers and must not synchronise with the device. All graphs share one
-    memory pool, since only one of them runs at a time. On a CPU there are none.
+    memory pool, since only one graph runs at a time. On a CPU there are no graphs.
     """
 
     def __init__(self, step: Step, device: str) -> None:
@@ -243,7 +244,10 @@ class StepGraphs:
         return output
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Capture a graph of each shape, the largest first: the others fit into its memory. On a CPU run each once."""
+        """Capture a graph for each shape, the largest first, so that the others fit into its memory.
+
+        On a CPU, run the step once for each shape.
+        """
         ordered = sorted(shapes, reverse=True)
         if not self._captures:
             for shape in ordered:
@@ -275,12 +279,13 @@ class StepGraphs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
-    """The windows of an answer, in blocks of codes.
+    """The division of an answer into windows; all sizes are in blocks of codes.
 
     The first window makes the audio of ``first`` blocks final, each later window that of ``chunk`` blocks. A window
-    also reads ``past`` blocks before and ``future`` blocks after them, as context. The DiT looks one block ahead in
-    some layers and is evaluated many times, so the exact audio of a code depends on the whole answer; with this context
-    it is as good as exact. Windows begin at fixed blocks, so the audio does not depend on when codes arrive.
+    also reads ``past`` blocks before these blocks and ``future`` blocks after them, as context. The DiT looks one block
+    ahead in some layers and is evaluated many times, so the exact audio of a code depends on the whole answer; with
+    this context the audio is as good as exact. Windows begin at fixed blocks, so the audio does not depend on when
+    codes arrive.
     """
 
     past: int = 2
@@ -289,16 +294,16 @@ class WindowPlan:
     future: int = 1
 
     def unlocked(self, blocks: int) -> int:
-        """Return how many windows can be computed once ``blocks`` whole blocks of an unfinished answer are there."""
+        """Return how many windows of an unfinished answer can be computed once ``blocks`` whole blocks have arrived."""
         later = blocks - self.first - self.future
         return 0 if later < 0 else 1 + later // self.chunk
 
     def count(self, blocks: int) -> int:
-        """Return how many windows a whole answer of ``blocks`` blocks has; an incomplete last block counts as one."""
+        """Return how many windows a complete answer of ``blocks`` blocks has; a partial last block counts as one."""
         return 0 if not blocks else 1 + max(0, -(-(blocks - self.first) // self.chunk))
 
     def blocks(self, index: int) -> tuple[int, int]:
-        """Return the first block that window ``index`` makes final, and the block after the last one."""
+        """Return the range of blocks that window ``index`` makes final: the first block and the end, exclusive."""
         begin = self.first + (index - 1) * self.chunk if index else 0
         return begin, self.first + index * self.chunk
 
@@ -309,9 +314,9 @@ STREAMING = WindowPlan()
 
 @dataclass(frozen=True, slots=True)
 class MelWindow:
-    """A window, in positions of codes: it reads ``left`` to ``right``, and makes ``begin`` to ``end`` final.
+    """A window of an answer: it reads the codes ``left`` to ``right``, and makes audio of ``begin`` to ``end`` final.
 
-    ``last`` marks the last window of the answer.
+    All four are indices of codes in the answer. ``last`` marks the last window of the answer.
     """
 
     left: int
@@ -322,7 +327,10 @@ class MelWindow:
 
     @classmethod
     def of(cls, plan: WindowPlan, index: int, *, block: int, total: int | None) -> MelWindow:
-        """Return window ``index``, with ``block`` codes to a block; ``total`` is the answer's length, once known."""
+        """Return window ``index`` of ``plan``; ``block`` is the number of codes in a block.
+
+        ``total`` is the number of codes of the answer; None while it is not known.
+        """
         begin, end = plan.blocks(index)
         left, right = max(0, begin - plan.past) * block, (end + plan.future) * block
         begin, end = begin * block, end * block
@@ -340,7 +348,7 @@ ODE_STEPS: Final = 10
 
 
 class Qwen25Token2Wav(Vocoder["_Answer"]):
-    """The Vocoder of Qwen2.5-Omni. The seed defaults to 0; the name of the voice may be in upper or lower case.
+    """The Vocoder of Qwen2.5-Omni. The seed defaults to 0; the case of the voice's name does not matter.
 
     A step either evaluates the DiT once or converts mel frames to samples, for up to ``batch`` sessions whose windows
     have the same length. Four windows keep a GPU busy: with more, a step only takes longer.
@@ -366,11 +374,11 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the network. That of windows is not counted: it is small beside weights and graphs."""
+        """The bytes of the network on the device. Windows are not counted: they are small beside weights and graphs."""
         return self._network.memory_bytes
 
     def warm_up(self) -> None:
-        """Capture windows of all usual lengths, and decode an answer with all of them."""
+        """Capture graphs for windows of all usual lengths, and decode an answer with windows of all these lengths."""
         plan, block = self._plan, self._network.codes_per_block
         blocks = plan.first + 2 * plan.chunk + plan.future
         windows = [MelWindow.of(plan, index, block=block, total=None) for index in range(plan.unlocked(blocks))]
@@ -394,7 +402,7 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
         return self._batch
 
     def _decode(self, work: tuple[bool, int], streams: Sequence[_Answer]) -> None:
-        """Convert the solved mel frames of these sessions to samples, or else evaluate the DiT once."""
+        """Convert the solved mel frames of these sessions to samples, or evaluate the DiT once, as ``work`` says."""
         if work[0]:
             mels = [answer.vocoding for answer in streams if answer.vocoding is not None]
             sounds = self._network.sound(torch.stack(mels)).cpu().numpy()
@@ -412,10 +420,10 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
 
 
 class _Answer(DecodedStream):
-    """The state of one session: codes that later windows read, the current window, and its mel frames.
+    """The state of one session: the codes that later windows read, the current window, and mel frames.
 
-    A window is solved first (``solver``), then its mel frames are converted to samples (``vocoding``). ``done`` counts
-    windows.
+    The mel frames of a window are computed by solving an equation (``solver``), and then converted to samples
+    (``vocoding``). ``done`` counts windows.
     """
 
     def __init__(self, slot: int, network: Token2WavNetwork, plan: WindowPlan, *, voice: str, seed: int) -> None:
@@ -441,7 +449,7 @@ class _Answer(DecodedStream):
 
     @property
     def waiting(self) -> int:
-        """The number of codes that are neither final nor in a window that is being solved."""
+        """The number of codes after those that are final or that the current window, once begun, makes final."""
         window = self._next_window()
         return self._received - (window.end if self.solver else window.begin)
 
@@ -455,7 +463,10 @@ class _Answer(DecodedStream):
         return self._plan.count(whole + bool(part)) if self.ended else self._plan.unlocked(whole)
 
     def next_work(self) -> tuple[bool, int]:
-        """Return whether mel frames are to be converted, or else solved, and their number."""
+        """Return the kind of the next work, and the number of its mel frames.
+
+        The kind is True for the conversion of mel frames to samples, and False for a step of solving.
+        """
         if self.vocoding is not None:
             return True, len(self.vocoding)
         if self.solver is None:
@@ -467,7 +478,7 @@ class _Answer(DecodedStream):
         return False, len(self.solver.value)
 
     def take_slope(self, slope: Tensor) -> None:
-        """Continue solving the window, with the derivative ``slope``."""
+        """Take ``slope``, the derivative that the DiT has computed, and go on with solving the window."""
         assert self.solver is not None
         self.solver.take(slope)
         if self.solver.done:
@@ -475,7 +486,7 @@ class _Answer(DecodedStream):
             self.solver = None
 
     def take_sound(self, sound: NDArray[np.float32]) -> None:
-        """Take the samples of ``vocoding``, which end the window; drop the codes that no later window reads."""
+        """Take the samples made from ``vocoding``, which end the window; drop codes that no later window reads."""
         per_mel = self._network.samples_per_mel
         self.take(sound[self._sent.start * per_mel : self._sent.stop * per_mel].copy(), 1)
         self.vocoding = None
@@ -487,7 +498,7 @@ class _Answer(DecodedStream):
         return MelWindow.of(self._plan, self.done, block=self._network.codes_per_block, total=total)
 
     def _keep_solved(self, window: MelWindow, mels: Tensor) -> None:
-        """Keep the final mel frames of a window, and set ``vocoding``."""
+        """Keep the final mel frames of a solved window, and set ``vocoding`` to the frames to convert."""
         per_code = self._network.mel_per_code
         left, begin, end = (code * per_code for code in (window.left, window.begin, window.end))
         final = mels[begin - left : end - left]
@@ -513,13 +524,13 @@ _BATCHES: Final = (1, 2, 4, 8, 16)
 
 
 class Token2WavNetwork:
-    """The DiT and BigVGAN over batches of windows, with the modules of transformers.
+    """The network of the vocoder, for batches of windows: DiT and BigVGAN, with modules of the package transformers.
 
-    It differs from transformers' own ``sample`` in two ways: the noise is a function of the position, not of the length
-    of the input, and the speaker encoder runs once, not in each of the 36 evaluations of the DiT.
+    It differs from the method ``sample`` in transformers in two ways: the noise is a function of the position, not of
+    the length of the input; and the speaker encoder runs once, not in each of the 36 evaluations of the DiT.
 
-    ``weights`` are the tensors of the module ``token2wav``, ``config`` is ``token2wav_config`` of the checkpoint.
-    Equations are solved in ``ode_steps`` - 1 steps. Raises ConfigurationError for weights that do not fit.
+    ``weights`` are the tensors of the module ``token2wav``, ``config`` is ``token2wav_config`` of the checkpoint. The
+    differential equation is solved in ``ode_steps`` - 1 steps. Raises ConfigurationError for weights that do not fit.
     """
 
     def __init__(
@@ -567,13 +578,13 @@ class Token2WavNetwork:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the weights; on a GPU all that PyTorch has reserved there, graphs included."""
+        """The bytes of the weights; on a GPU, all memory that PyTorch has reserved, with the graphs."""
         if self.device.type == "cuda":
             return int(torch.cuda.memory_reserved(self.device))
         return self._weight_bytes
 
     def warm_up(self, frames: Sequence[int], *, batch: int) -> None:
-        """Run windows of ``frames`` mel frames each, and on a GPU capture them in batches of up to ``batch``."""
+        """Run a window of each length in ``frames`` (mel frames); on a GPU, capture batches of up to ``batch``."""
         longest, width = max(frames), self._dit.hidden_size
         self._shape(longest)
         with torch.inference_mode(), self.device:
@@ -591,7 +602,7 @@ class Token2WavNetwork:
         return normal_at(positions, seed).view(-1, self.bins)
 
     def conditions(self, voice: str, codes: Tensor) -> Tensor:
-        """Return the DiT's input from voice and codes (n,), the same in each evaluation: (2, mel frames, values)."""
+        """Return the DiT's input for a voice and codes (n,), equal in all evaluations: (2, mel frames, values)."""
         with torch.inference_mode():
             dit, voice_rows = self._dit, self._voices[voice]
             said = dit.text_embed(torch.stack([codes, torch.zeros_like(codes)]))
@@ -633,7 +644,7 @@ class Token2WavNetwork:
         return heard, torch.cat([embedding, torch.zeros_like(embedding)])
 
     def _inputs(self, batch: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the parts of the buffers that graphs read: times, mel frames and conditions."""
+        """Return the parts of the graphs' input buffers for this shape: times, mel frames and conditions."""
         times, mels, conditions = self._buffers
         return times[:batch], mels[:batch, :frames], conditions[:, :batch, :frames]
 
@@ -651,7 +662,10 @@ class Token2WavNetwork:
         return result
 
     def _shape(self, frames: int) -> tuple[Any, Tensor]:
-        """Return the rotary embedding of ``frames`` mel frames, and distances in blocks, (1, 1, frames, frames)."""
+        """Return the rotary embedding of ``frames`` mel frames, and the distances between frames in blocks.
+
+        The distances have the shape (1, 1, frames, frames).
+        """
         if self._longest < frames:
             positions = torch.arange(frames, device=self.device)
             blocks = positions // self._dit.block_size
@@ -673,8 +687,9 @@ _THIRD = 1 / 3
 class RungeKutta:
     """A solver of a differential equation, by the 3/8 rule of fourth order; the caller computes the derivatives.
 
-    The caller evaluates the derivative at ``time`` and ``point``, and passes it to ``take``, until ``done``. ``value``
-    is the solution at the last step done. The steps begin and end at ``times``; ``begin`` is the value at the first.
+    Until ``done``, the caller evaluates the derivative at ``time`` and ``point``, and passes it to ``take``. ``times``
+    are the borders of the steps, ``begin`` is the value at the first of them. ``value`` is the solution after the
+    latest complete step.
     """
 
     def __init__(self, begin: Tensor, times: Sequence[float]) -> None:
@@ -689,7 +704,7 @@ class RungeKutta:
         return not self._steps
 
     def take(self, slope: Tensor) -> None:
-        """Continue with the derivative at ``time`` and ``point``."""
+        """Take ``slope``, the derivative at ``time`` and ``point``, and set the next ``time`` and ``point``."""
         begin, end = self._steps[-1]
         step = end - begin
         self._slopes.append(slope)

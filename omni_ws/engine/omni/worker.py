@@ -37,7 +37,7 @@ from omni_ws.errors import EngineOverloaded, InvalidValue
 
 
 class _Worker:
-    """The loop that serves one model: it handles messages of the server, runs steps, and sends the results."""
+    """The loop that serves one model: it handles messages from the server, runs steps, and sends the results."""
 
     def __init__(self, model: StepModel, link: ServerLink) -> None:
         self._model = model
@@ -84,7 +84,7 @@ class _Worker:
                 raise TypeError(f"unknown message: {type(message).__name__}")
 
     def _change_trace(self, path: str | None) -> str | None:
-        """End the running trace, if any, and begin one if there is a ``path``. Returns the error, if one occurs."""
+        """End the running trace, if any; with ``path``, begin a new trace. Return the text of an error, or None."""
         from torch.profiler import profile
 
         try:

@@ -1,4 +1,4 @@
-"""Converts the events of a streamed chat completion to outputs of an engine (ChatAnswer)."""
+"""ChatAnswer: a converter of the events of a streamed chat completion to outputs of an engine."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ChatAnswer:
     """A converter of the events of one chat completion to outputs.
 
     ``done`` is set by ``[DONE]``, or at the end of a stream that had a finish reason. If a server sends both
-    ``content`` and the transcript of its audio, the one that comes first is used, since the text is the same. The
-    model's reasoning becomes ThoughtOutputs.
+    ``content`` and the transcript of its audio, whichever comes first is used, since the text is the same. The model's
+    reasoning becomes ThoughtOutputs.
     """
 
     def __init__(self, *, sample_rate: int, choices: int = 1, log_content: bool = False) -> None:
@@ -72,7 +72,7 @@ class ChatAnswer:
         self._read = self._has_outputs = False
 
     def expect(self, upstream: str, *, holds: bool, watches: bool) -> None:
-        """Set the upstream's name, for the log, and the ThoughtFilter's parameters. Call it before the first event."""
+        """Set the upstream's name, for the log, and the ThoughtFilters' parameters. To be called before any event."""
         self._upstream = upstream
         for choice in self._choices:
             choice.expect_thoughts(holds=holds, watches=watches)
@@ -93,7 +93,7 @@ class ChatAnswer:
         return any(choice.waited for choice in self._choices)
 
     def read(self, event: ServerSentEvent) -> list[EngineOutput]:
-        """Return the outputs of the next event.
+        """Return the outputs for the next event.
 
         Raises the error of an error event, EngineFailed for an event that cannot be read, and UpstreamInvalid at the
         end of an answer without content.
@@ -113,7 +113,7 @@ class ChatAnswer:
         return outputs + self._end() if is_whole else outputs
 
     def end(self, *, is_stream: bool = True) -> list[EngineOutput]:
-        """Return the outputs that were held back, at the end of the stream, which may lack ``[DONE]``.
+        """End the stream, which may lack ``[DONE]``, and return the outputs that were held back.
 
         Raises EngineFailed if the answer is incomplete, UpstreamInvalid if the response was neither a stream nor JSON.
         """
@@ -134,7 +134,7 @@ class ChatAnswer:
         return outputs
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
-        """Return the Finished; ``input_words`` and ``input_audio_ms`` are used if the upstream reports no counts."""
+        """Return the Finished of the answer. Its usage has the upstream's counts, or else the two arguments."""
         usage = Usage(
             input_tokens=self._count("prompt_tokens", input_words),
             output_tokens=self._count("completion_tokens", sum(choice.words for choice in self._choices)),
@@ -200,7 +200,7 @@ class _Kind(StrEnum):
 
 
 class _Choice:
-    """A converter of one answer of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
+    """A converter of one of a completion's answers (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
 
     def __init__(self, index: int, audio: UpstreamAudio) -> None:
         #: The upstream's finish reason; None before the end.
@@ -229,7 +229,7 @@ class _Choice:
         self.citations: dict[UrlCitation, None] = {}
 
     def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
-        """Set the parameters of the ThoughtFilter. Call it before the first event."""
+        """Set the parameters of the ThoughtFilter. To be called before any event."""
         self._thoughts = ThoughtFilter(holds=holds, watches=watches)
 
     @property
@@ -244,12 +244,12 @@ class _Choice:
 
     @property
     def words(self) -> int:
-        """The number of words in the text."""
+        """The number of words in the text of the answer so far."""
         return count_words("".join(self._said))
 
     @property
     def unread(self) -> bool:
-        """Whether something in the answer could not be read, and was skipped."""
+        """Whether any part of the answer could not be read and was skipped."""
         return self._unread or self._calls.unread
 
     @property
@@ -267,14 +267,14 @@ class _Choice:
         return FinishReason.TOOL_CALLS if self._calls.count else FinishReason.STOP
 
     def note_unread(self) -> None:
-        """Note that something in the answer could not be read, and was skipped."""
+        """Note that a part of the answer could not be read and was skipped."""
         self._unread = True
 
     def read(self, one: Mapping[str, Any], modality: object, *, is_whole: bool) -> Iterator[EngineOutput]:
-        """Yield the outputs of ``one``, the part of an event about this answer. Raises EngineFailed if it is abandoned.
+        """Yield the outputs for ``one``, the item of an event's ``choices`` about this answer.
 
-        ``modality`` is vLLM-Omni's field of that name, ``is_whole`` whether the event is a whole response without
-        stream.
+        ``modality`` is vLLM-Omni's field of that name. ``is_whole``: the event is a whole response instead of a stream.
+        Raises EngineFailed if the upstream has abandoned the answer.
         """
         delta, message, reason = one.get("delta"), one.get("message"), one.get("finish_reason")
         reason = reason if isinstance(reason, str) else ""  # some servers send another value before the end
@@ -298,7 +298,7 @@ class _Choice:
                 raise EngineFailed("the upstream gave up the answer")
 
     def finish(self) -> Iterator[EngineOutput]:
-        """Yield the outputs that were held back, at the end of the answer."""
+        """End the answer, and yield the outputs that were held back."""
         for kind, halves in tuple(self._halves.items()):
             if kind in (_Kind.CONTENT, _Kind.SPOKEN) and (text := halves.finish()):
                 yield from self._text(kind, text, ())
@@ -307,7 +307,7 @@ class _Choice:
             yield ToolCallOutput(call, self._index)
 
     def _unsaid(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a complete ``message`` at the end of an answer without the texts that earlier events have sent."""
+        """Return a complete ``message``, sent at the end of an answer, without the texts of earlier events."""
         kinds: defaultdict[_Kind, list[str]] = defaultdict(list)
         for kind, text in self._texts_of(message):
             kinds[kind].append(text)
@@ -325,7 +325,7 @@ class _Choice:
     def _fields(
         self, fields: Mapping[str, Any], modality: object, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
-        """Yield the outputs of the fields of a delta or a message."""
+        """Yield the outputs for the fields of a delta or a message."""
         # vLLM-Omni names the modality of the event beside ``choices``, and sends audio in the field for text.
         if modality == "audio":
             self._says = True
@@ -354,7 +354,7 @@ class _Choice:
             yield ToolCallOutput(call, self._index)
 
     def _texts_of(self, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
-        """Yield the texts of a delta or a message, in any of the forms that servers use, with their kinds."""
+        """Yield the texts of a delta or a message with their kinds. Servers send texts in several forms."""
         for name in THOUGHTS:
             if value := fields.get(name):
                 yield from self._parts(value, _Kind.THOUGHT)
@@ -426,7 +426,7 @@ _LONGEST_LICENSE: Final = 64
 
 
 def _citations_of(fields: object, choice: int) -> Iterator[UrlCitation]:
-    """Yield the web pages in the ``annotations`` of a delta or a message; those of other kinds are left out."""
+    """Yield the web pages in the ``annotations`` of a delta or a message; annotations of other kinds are left out."""
     annotations = fields.get("annotations") if isinstance(fields, dict) else None
     for one in annotations if isinstance(annotations, list) else ():
         match one:
@@ -459,7 +459,7 @@ _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
 class OpenBrackets:
-    """What is open in JSON that arrives in pieces."""
+    """A tracker of the open brackets in JSON that arrives in pieces."""
 
     def __init__(self) -> None:
         #: Whether all brackets so far are closed; False before the first.
@@ -468,7 +468,7 @@ class OpenBrackets:
         self._in_string = self._escaped = False
 
     def read(self, text: str) -> int | None:
-        """Note the next piece; return where in it brackets were closed first, None if they were not."""
+        """Read the next piece; return the index in it after which all brackets were closed first, or None."""
         end = None
         start = int(self._escaped and bool(text))
         self._escaped = self._escaped and not text
@@ -485,7 +485,7 @@ class OpenBrackets:
 
 
 class _Call:
-    """A tool call that arrives in pieces; ``place`` and ``their_id`` are the upstream's index and ID."""
+    """A tool call that arrives in pieces; ``place`` and ``their_id`` are the call's index and ID at the upstream."""
 
     def __init__(self, place: int, their_id: str) -> None:
         self.place = place
@@ -495,25 +495,25 @@ class _Call:
         #: The index of the call in our answer; None until its first piece is passed on.
         self.index: int | None = None
         self.has_arguments = False
-        #: What is open in the arguments; only maintained for calls without an ID.
+        #: The open brackets of the arguments; only maintained for calls without an ID.
         self._brackets = OpenBrackets()
         self._halves = Halves()
         #: Arguments that may turn out to be ``null``, which means no arguments.
         self._held = ""
 
     def take_id(self, their_id: str) -> None:
-        """Set the upstream's ID, which came late. It becomes ours too, unless ours was already passed on."""
+        """Set the upstream's ID of the call, which came late. The client gets it, too, unless it has got another ID."""
         self.their_id = their_id
         if self.index is None:
             self.id = their_id
 
     def take_name(self, name: str) -> None:
-        """Set the name or append to it; ignored after the arguments have begun or the name was passed on."""
+        """Add a piece to the name of the tool; ignored once the arguments have begun or the name was passed on."""
         if name != self.name and not self.has_arguments and self.index is None:
             self.name += name
 
     def take_arguments(self, text: str) -> str:
-        """Add a piece of the arguments; return the part that may be passed on, "" while they may still be ``null``."""
+        """Add a piece of the arguments; return the part to pass on, or "" while the arguments may still be ``null``."""
         text = self._halves.feed(text)
         if self.has_arguments:
             return text
@@ -526,7 +526,10 @@ class _Call:
         return text
 
     def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
-        """Return ``arguments`` as the next piece of the call; with ``index`` as the first one, with ID and name."""
+        """Return the next fragment of the call, with ``arguments``.
+
+        ``index`` is set for the first fragment, which also has the ID and the name.
+        """
         if not self.their_id:
             self._brackets.read(arguments)
         if index is None:
@@ -541,16 +544,16 @@ class _Call:
         return self._brackets.closed
 
     def rest(self) -> str:
-        """Return the arguments that are still held back, at the end of the answer; "{}" if there were none."""
+        """Return the arguments that are still held back at the end of the answer; "{}" if there were no arguments."""
         return self._halves.finish() if self.has_arguments else _NO_ARGUMENTS
 
 
 class UpstreamToolCallReader:
     """A reader of the tool calls of one answer from the upstream's events, which yields them in pieces.
 
-    Calls are distinguished by ID, or by index if they have none. A name after arguments of the same index begins a new
-    call; a name before them continues or repeats the name. A call is yielded when its arguments begin, at the latest at
-    the end.
+    Calls are distinguished by ID, or by index if they have no ID. A name that follows arguments with the same index
+    begins a new call; a name before the arguments continues or repeats the name. The first fragment of a call is
+    yielded when its arguments begin, and at the end of the answer at the latest.
     """
 
     def __init__(self) -> None:
@@ -569,7 +572,7 @@ class UpstreamToolCallReader:
         return bool(self._calls)
 
     def read(self, deltas: object) -> Iterator[ToolCallFragment]:
-        """Yield the next pieces of calls, from the field ``tool_calls``."""
+        """Yield the fragments of calls in ``deltas``, the field ``tool_calls`` of an event."""
         if isinstance(deltas, dict):
             deltas = [deltas]
         if not isinstance(deltas, list):
@@ -588,13 +591,13 @@ class UpstreamToolCallReader:
             yield from self._feed(call, name, arguments)
 
     def read_legacy(self, function: object) -> Iterator[ToolCallFragment]:
-        """Yield the next piece of an answer's only call, from the field ``function_call``."""
+        """Yield the fragment in ``function``, the older field ``function_call``; such an answer has only one call."""
         if isinstance(function, dict) and (self._is_legacy or not self._calls):
             self._is_legacy = True
             yield from self.read([{"index": 0, "function": function}])
 
     def finish(self) -> Iterator[ToolCallFragment]:
-        """Yield the remaining pieces of all calls, at the end of the answer."""
+        """End the answer, and yield the remaining fragments of all calls."""
         for call in self._calls:
             if call.index is None and not call.name:
                 self.unread = True
@@ -604,7 +607,7 @@ class UpstreamToolCallReader:
                 yield call.told(rest)
 
     def _call(self, index: int, call_id: str, name: str, *, more: bool) -> _Call:
-        """Return the call that a piece belongs to, perhaps a new one; ``more``: whether the piece has arguments."""
+        """Return the call to which a piece belongs, perhaps a new one; ``more``: the piece has arguments."""
         newest = self._newest.get(index)
         known = self._by_id.get(call_id)
         if known is not None:
@@ -706,7 +709,7 @@ _MOST_UNOPENED: Final = 4 * 1024 * 1024
 
 
 class _Place(Enum):
-    """The states of a ThoughtFilter.
+    """The state of a ThoughtFilter, as it reads a text.
 
     With a thought: ``BEGINNING`` → ``THOUGHT`` → ``GAP`` → ``ANSWER``; without one: ``BEGINNING`` → ``ANSWER``. If the
     opening tag may be missing: ``BEGINNING`` → ``UNOPENED`` → ``GAP`` → ``ANSWER``, or directly to ``ANSWER`` at the
@@ -726,11 +729,11 @@ class ThoughtFilter:
     """A filter that separates a thought, ``<think>…</think>`` at the beginning, from a text that arrives in pieces.
 
     Tags later in the text are part of the answer. The white space around the thought is removed. The time is linear in
-    the length of the text; it holds back less than a tag, or ``_MOST_HELD``.
+    the length of the text. Less text than a tag is held back, or at most ``_MOST_HELD`` characters of white space.
 
-    If the prompt ends with the opening tag, as with some chat templates, the text lacks it. With ``holds``, all text is
-    held back until the closing tag or the end. Otherwise, with ``watches``, a closing tag at the beginning of a line is
-    removed, but the text before it has already been passed on as part of the answer.
+    With some chat templates the prompt ends with the opening tag, so that the text lacks it. With ``holds``, all text
+    is held back until the closing tag or the end of the text. Otherwise, with ``watches``, a closing tag at the
+    beginning of a line is removed, but the text before it has already been passed on as part of the answer.
     """
 
     def __init__(self, *, holds: bool = False, watches: bool = False) -> None:
@@ -749,7 +752,7 @@ class ThoughtFilter:
 
     @property
     def waits(self) -> bool:
-        """Whether it is still undecided if the text so far is a thought."""
+        """Whether all text so far is held back, because it may be a thought without an opening tag."""
         return self._place is _Place.UNOPENED
 
     def hold_no_more(self) -> None:
@@ -757,7 +760,7 @@ class ThoughtFilter:
         self._holds = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return what the next piece adds to the thought, and what to the answer."""
+        """Add the next piece of the text; return the text to add to the thought, and the text to add to the answer."""
         if self._place is _Place.ANSWER and not self._watches:
             held, self._held = self._held, ""
             return "", held + text
@@ -778,7 +781,7 @@ class ThoughtFilter:
         return thought, text
 
     def finish(self) -> tuple[str, str]:
-        """Return the rest of the thought and of the answer, at the end of the text."""
+        """End the text; return the rest of the thought and the rest of the answer."""
         held, self._held = self._held, ""
         if self._place is _Place.THOUGHT:
             return held, ""
@@ -807,7 +810,7 @@ class ThoughtFilter:
         return text[: len(text) - kept], ""
 
     def _wait(self, text: str) -> tuple[str, str]:
-        """Hold ``text`` back; after the closing tag, return the thought, and the text after it."""
+        """Hold ``text`` back; once the closing tag has come, return the thought and the text after the tag."""
         self._pieces.append(text)
         self._size += len(text)
         closed = CLOSING_TAG in self._border + text

@@ -1,4 +1,4 @@
-"""RemoteEngine, RemoteVoice and RemoteRecogniser: parts of an engine on any servers with the OpenAI API."""
+"""RemoteEngine, RemoteVoice and RemoteRecogniser: LLM, TTS and ASR on other servers with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _EVENT_STREAM: Final = "text/event-stream"
 
 
 class RemoteVoice(OnUpstreams):
-    """A Voice that sends clauses to an upstream. Its audio has the ends of clauses in the text, but no word times."""
+    """A Voice that sends clauses to an upstream. Its AudioOutputs have ``text_end``, but no word times."""
 
     measures_memory = False
 
@@ -114,7 +114,7 @@ class RemoteVoice(OnUpstreams):
     async def _say(
         self, request: GenerationRequest, audio: UpstreamAudio, clause: str
     ) -> AsyncGenerator[AudioOutput, None]:
-        """Yield the audio of a clause as it arrives. Raises the error of the upstream's refusal, or EngineFailed."""
+        """Yield the audio of a clause as it arrives. Raises the error for an upstream's refusal, or EngineFailed."""
         if not is_speakable(clause):
             return
         headers = {
@@ -209,7 +209,7 @@ _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 
 
 class RemoteRecogniser(OnUpstreams):
-    """A Recogniser that sends complete utterances to an upstream; interim texts are what the upstream streams.
+    """A Recogniser that sends complete utterances to an upstream. Texts that the upstream streams are interim texts.
 
     With ``word_times`` in the settings, word times are requested instead of a stream: no server supports both.
     """
@@ -234,7 +234,7 @@ class RemoteRecogniser(OnUpstreams):
 
     @property
     def speculates(self) -> bool:
-        """Whether utterances are transcribed at each pause: by default, if no upstream is on another machine."""
+        """Whether utterances are transcribed at each pause; by default only if all upstreams are on this machine."""
         wanted = self.settings.speculate
         return all(one.is_local for one in self.pool.upstreams) if wanted is None else wanted
 
@@ -243,7 +243,7 @@ class RemoteRecogniser(OnUpstreams):
         self.streams = not self.settings.word_times
 
     def note_no_stream(self) -> None:
-        """Note that an upstream has refused to stream: streams are not requested any more."""
+        """Stop requesting streams, because an upstream has refused to stream."""
         self.streams = False
 
     def transcriber(self, request: GenerationRequest) -> RemoteTranscriber:
@@ -251,7 +251,7 @@ class RemoteRecogniser(OnUpstreams):
 
 
 class RemoteTranscriber:
-    """A Transcriber, and its LiveText, which has no texts because an upstream gets complete utterances only."""
+    """A Transcriber on an upstream, and its LiveText, which is always "": an upstream gets only complete utterances."""
 
     def __init__(self, recogniser: RemoteRecogniser, request: GenerationRequest) -> None:
         self.limits = _UTTERANCE_LIMITS
@@ -287,7 +287,7 @@ class RemoteTranscriber:
         return asyncio.create_task(self._transcribed(pcm, tell), name="transcript")
 
     async def _transcribed(self, pcm: Pcm16, tell: Callable[[str], None]) -> Recognised:
-        """Return an upstream's transcript. Raises the error that its refusal means, or EngineFailed."""
+        """Return an upstream's transcript of ``pcm``. Raises the error for an upstream's refusal, or EngineFailed."""
         streams = self._recogniser.streams
         try:
             return await self._ask(pcm, tell, streams=streams)
@@ -316,7 +316,7 @@ class RemoteTranscriber:
 
 
 async def _whole(answer: UpstreamAnswer) -> Recognised:
-    """Return the transcript in a response that is one JSON object."""
+    """Read the response, one JSON object, and return the transcript in it."""
     body = bytearray()
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
@@ -330,7 +330,7 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
 
 
 def _hearing(content: Mapping[str, Any]) -> Hearing:
-    """Return the upstream's information about the transcript; without segments if one of them is incomplete."""
+    """Return the upstream's details of the transcript; without segments if any of them is incomplete."""
     language, told = content.get("language"), content.get("segments")
     found = language_name(language.lower()) if isinstance(language, str) and language else None
     segments: list[HeardSegment] = []
@@ -344,7 +344,7 @@ def _hearing(content: Mapping[str, Any]) -> Hearing:
 
 
 class _Segment(msgspec.Struct, frozen=True):
-    """A segment of ``verbose_json``."""
+    """A segment of a transcript in OpenAI's format ``verbose_json``."""
 
     text: str
     start: _Seconds
@@ -369,7 +369,7 @@ class _Segment(msgspec.Struct, frozen=True):
 
 
 def _words(told: object) -> tuple[Word, ...]:
-    """Return the words with their times; empty if they are not in order or a time is invalid."""
+    """Return the words with their times; () if the words are not in order or a time is invalid."""
     words: list[Word] = []
     for entry in told if isinstance(told, list) else ():
         if not isinstance(entry, dict) or not isinstance(text := entry.get("word"), str):
@@ -382,7 +382,7 @@ def _words(told: object) -> tuple[Word, ...]:
 
 
 async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Recognised:
-    """Return the transcript in a stream of events; ``tell`` is called with the text so far."""
+    """Read the response, a stream of events, and return the transcript; ``tell`` is called with each interim text."""
     transcript, shown = _StreamedTranscript(answer.upstream), ""
     async with aclosing(answer.events()) as pieces:
         async for events, grows in pieces:
@@ -403,7 +403,7 @@ async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Reco
 
 
 class _StreamedTranscript:
-    """A reader of the events of one transcript: OpenAI's, vLLM's, or objects with a piece of text each."""
+    """A reader of the events of one transcript, in OpenAI's or vLLM's form, or as objects with a piece of text each."""
 
     def __init__(self, upstream: str) -> None:
         #: Whether an event has ended the transcript.
@@ -423,7 +423,7 @@ class _StreamedTranscript:
         return whole_text("".join(self._pieces)).strip()
 
     def read(self, event: ServerSentEvent) -> None:
-        """Process an event. Raises the error of an error event, or EngineFailed for an event that cannot be read."""
+        """Read an event. Raises the error of an error event, or EngineFailed for an event that cannot be read."""
         if self.done:
             return
         if event.data.strip() == DONE:
@@ -461,9 +461,9 @@ T = TypeVar("T")
 
 
 class RemoteEngine(ComposedEngine):
-    """The engine that the configuration ``remote.*`` describes: a RemoteLlmEngine, and a RemoteVoice if there is one.
+    """The engine of the configuration ``remote.*``: a RemoteLlmEngine and, with a speech upstream, a RemoteVoice.
 
-    A model that speaks does so even if there is a speech upstream, which then only does the task ``speech``.
+    If the model itself speaks, it speaks its answers, and the speech upstream only does the task ``speech``.
     """
 
     def __init__(
@@ -540,9 +540,9 @@ _INLINE_BYTES: Final = 256 * 1024
 class RemoteLlmEngine(OnUpstreams):
     """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
-    It waits for the whole input, because an upstream's request cannot be extended after it was sent. If the history
-    does not fit the context of the model, the oldest turns are dropped. An answer that was begun elsewhere is the last
-    message, if all upstreams go on with it; if they refuse that, they are asked for all of the answer again.
+    The engine waits for the whole input, because a request cannot be extended after it was sent. If the history does
+    not fit into the model's context, the oldest turns are dropped. If another server began the answer, its text is the
+    last message, if all upstreams can continue one; otherwise, or if one refuses, the whole answer is made again.
     """
 
     def __init__(self, settings: RemoteLlmSettings) -> None:
@@ -615,7 +615,7 @@ class RemoteLlmEngine(OnUpstreams):
             raise UnsupportedParameter("one answer alone can be spoken", param="n")
 
     async def _continued_answer(self, request: GenerationRequest, prompt: Prompt, out: OutputWriter) -> None:
-        """Write the answer, or what follows the text of it that was begun elsewhere."""
+        """Write the answer; if another server began it, only the rest after ``request.begun``."""
 
         async def again(anew: GenerationRequest, out: OutputWriter) -> None:
             await self._fitted_answer(anew, prompt, out)
@@ -636,7 +636,7 @@ class RemoteLlmEngine(OnUpstreams):
                 await rest_of(again, request, out)
 
     async def _fitted_answer(self, request: GenerationRequest, prompt: Prompt, out: OutputWriter) -> None:
-        """Write the answer to the input and as many of the newest turns as fit the upstream's context."""
+        """Write the answer to the input with as many of the newest turns as fit into the upstream's context."""
         turns, stays = _droppable(request.history, prompt.tool_results)
         sizes = [_size(turn) for turn in turns]
         fixed = _fixed_size(request, prompt) + _size(stays)
@@ -669,7 +669,7 @@ class RemoteLlmEngine(OnUpstreams):
     async def _with_tools_or_without(
         self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
     ) -> Finished:
-        """Answer; without tools that are the server's own if an upstream refuses them, now or before."""
+        """Write the answer and return its Finished; if an upstream refuses tools, leave this server's own tools out."""
         if not request.tools or not (rule := request.options.tool_rule):
             return await self._answer(request, prompt, answer, out)
         without = replace(
@@ -690,7 +690,7 @@ class RemoteLlmEngine(OnUpstreams):
     async def _answer(
         self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
     ) -> Finished:
-        """Send the request, write the outputs that ``answer`` reads from the events, and return the Finished."""
+        """Send the request, write the outputs that ``answer`` makes of the events, and return the Finished."""
         pool, settings = self.pool, self.settings
         model, dialect = pool.model or "", _dialect(pool.upstreams)
         body = await self._run(
@@ -708,9 +708,9 @@ class RemoteLlmEngine(OnUpstreams):
         return answer.finished(input_words=words, input_audio_ms=prompt.audio_ms)
 
     def _expect(self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, names_tag: bool) -> None:
-        """Tell ``answer`` the name of the upstream, and whether the opening tag of a thought may be in the prompt.
+        """Tell ``answer`` the name of the upstream, and whether the prompt may end with the opening tag of a thought.
 
-        ``names_tag``: whether the prompt has a closing tag, so that one in the answer may be a quotation.
+        ``names_tag``: the prompt has a closing tag, so that a closing tag in the answer may be a quotation.
         """
         thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING_ARGUMENTS)
         opens = self.settings.opens_thoughts
@@ -737,14 +737,14 @@ class RemoteLlmEngine(OnUpstreams):
             await out.drain()
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, which processes ``size`` bytes: if they are many, it runs in a thread."""
+        """Return the result of ``work``, which processes ``size`` bytes; run it in a thread if ``size`` is large."""
         if size <= _INLINE_BYTES:
             return work()
         return await run_in_thread(self._threads, work)
 
 
 class _Begun(OutputFilter):
-    """An OutputWriter for what follows the ``words`` of an answer that are in the prompt: the usage is that of all."""
+    """An OutputWriter for an answer whose first ``words`` words are in the prompt; the usage is that of all words."""
 
     def __init__(self, out: OutputWriter, words: int) -> None:
         super().__init__(out)
@@ -752,7 +752,7 @@ class _Begun(OutputFilter):
         self.has_outputs = False
 
     def limited(self, request: GenerationRequest) -> GenerationRequest:
-        """Return ``request`` with what is left of its limit on the answer, a word being at least a token."""
+        """Return ``request`` with ``max_tokens`` reduced by the words that the answer has, each at least a token."""
         limit = request.sampling.get("max_tokens")
         if limit is None:
             return request
@@ -764,9 +764,9 @@ class _Begun(OutputFilter):
 
 
 def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
-    """Return ``finished``, with a warning if the answer ended because the context, of known length, is full.
+    """Return ``finished``, with a warning if the answer ended because the context is full.
 
-    ``wanted`` is the client's limit on the answer in tokens.
+    ``context``: the model's context in tokens, if known; ``wanted``: the client's limit on the answer in tokens.
     """
     usage = finished.usage
     asked_for = wanted is not None and usage.output_tokens >= wanted
@@ -784,7 +784,7 @@ def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
 def _droppable(
     history: Sequence[Message], results: Container[str]
 ) -> tuple[list[tuple[Message, ...]], tuple[Message, ...]]:
-    """Return the turns that may be dropped, and the messages that must stay: those from the calls in ``results`` on."""
+    """Return the turns that may be dropped, and the messages from the first turn with a call in ``results`` on."""
     turns = whole_turns(history)
     called = (
         number
@@ -863,14 +863,14 @@ _HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class LocalServerLlm(RemoteLlmEngine):
-    """A RemoteLlmEngine for a server on this machine; if that is not running, the error says how to start it."""
+    """A RemoteLlmEngine for a model server on this machine. If no server runs, the error says how to start one."""
 
     def __init__(self, server: str, settings: RemoteLlmSettings) -> None:
         super().__init__(settings)
         self._server = server
 
     async def start(self) -> None:
-        """Wait until the server can be used. Raises EngineFailed at once if it is not running."""
+        """Wait until the server can be used. Raises EngineFailed if it is not running."""
         try:
             await super().start()
         except EngineFailed as error:
@@ -883,7 +883,7 @@ class LocalServerLlm(RemoteLlmEngine):
 
 
 class Backend(RemoteLlmEngine):
-    """A RemoteLlmEngine that connects when it is first asked: nobody waits for a server that may never be needed."""
+    """A RemoteLlmEngine that connects to its upstreams at its first request, since it may never be needed."""
 
     def __init__(self, settings: RemoteLlmSettings) -> None:
         super().__init__(settings)

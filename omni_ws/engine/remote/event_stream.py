@@ -1,7 +1,8 @@
-"""What upstreams send: events (EventReader), their JSON, audio (UpstreamAudio), and errors, told to clients as ours.
+"""Readers of upstreams' responses: events (EventReader), their JSON, audio (UpstreamAudio), and errors.
 
-A client gets the upstream's message on why its request was refused, with everything masked that looks like a key.
-Messages about this server's own key, and about failures, are for the operator only.
+Upstreams' errors are converted to errors for our clients. If an upstream refuses a request, the client gets the
+upstream's message, in which everything that looks like a key is masked. Messages about this server's own key, and about
+failures, are for the operator only.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """An error in an upstream's words; fields that it lacks are empty."""
+    """An error as an upstream reports it; fields that the upstream did not send are empty."""
 
     message: str = ""
     kind: str = ""
@@ -130,7 +131,10 @@ class UpstreamError:
 
 
 def read_error(content: object) -> UpstreamError:
-    """Return the error in a body of any common form: OpenAI's object, a text, the bare fields, or FastAPI's list."""
+    """Return the error in a response body of any common form.
+
+    The forms are OpenAI's error object, a text in its place, the fields without the object, and FastAPI's list.
+    """
     if isinstance(content, Mapping):
         error = content.get("error", content.get("detail"))
         if isinstance(error, Mapping):
@@ -152,10 +156,11 @@ def refusal(
     log_content: bool = False,
     where_key: str = "",
 ) -> OmniError:
-    """Return the error for our client if an upstream responds with the HTTP status ``status``, and log it.
+    """Log an upstream's response with the HTTP error ``status``, and return the error for our client.
 
-    ``upstream`` is its name in the log; ``where_key`` tells the operator where the key comes from. The upstream's
-    message may quote the client's text: it is logged only with ``log_content``, or if it is about the key.
+    ``upstream`` is the upstream's name in the log; ``where_key`` tells the operator where the API key comes from. The
+    upstream's message may quote the client's text, so it is logged only with ``log_content``, or if it is about the
+    key.
     """
     error = read_error(json_or_none(body))
     mapped = _mapped(status, error, retry_after, where_key)
@@ -170,7 +175,7 @@ def refusal(
 
 
 def stream_error(content: object, *, upstream: str, log_content: bool = False) -> OmniError:
-    """Return the error for our client if a stream contains an error event; see ``refusal``."""
+    """Log the error event of a stream, and return the error for our client; see ``refusal``."""
     error = read_error(content)
     status = _STATUS_BY_KIND.get(error.code.lower()) or _STATUS_BY_KIND.get(error.kind.lower())
     if error.code.isdecimal() and len(error.code) == 3:
@@ -182,7 +187,7 @@ def stream_error(content: object, *, upstream: str, log_content: bool = False) -
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Return the seconds to wait, from a Retry-After of seconds or a date (RFC 9110, 10.2.3); None if it is neither."""
+    """Return the seconds to wait by a header Retry-After, which has seconds or a date (RFC 9110, 10.2.3); else None."""
     if value is None:
         return None
     try:
@@ -230,7 +235,7 @@ def _clients_fault(status: int, error: UpstreamError) -> InvalidRequest:
 
 
 def _client_field(param: str | None) -> str | None:
-    """Return our client's parameter for ``param``, a field of the upstream's body; None if it has none."""
+    """Return the client's parameter that became ``param``, a field of the upstream's body; None if there is none."""
     for theirs, ours in _FIELDS.items():
         if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
             return ours + param.removeprefix(theirs)
@@ -260,12 +265,12 @@ def _text(value: object) -> str:
 
 
 def _logged(error: UpstreamError, whole: bool) -> str:
-    """Return the text to log for an error: its message if ``whole``, or else its code or type."""
+    """Return the text to log for an error: with ``whole`` its message, otherwise its code or type."""
     return (_line(error.message) if whole else _line(error.code or error.kind)[:_MAX_PARAM]) or "(not said)"
 
 
 def _line(text: str) -> str:
-    """Return ``text`` as one printable line of bounded length, with everything masked that looks like a key."""
+    """Return ``text`` as one printable line of bounded length, in which everything that looks like a key is masked."""
     text = text[: 2 * _MAX_MESSAGE]
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     line = _NAMED_KEY.sub(rf"\1{_MASK}", line)
@@ -275,7 +280,7 @@ def _line(text: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Whether a word has the prefix of a key, is a UUID, or has a long part with digits."""
+    """Whether a word looks like a key: it has the prefix of a key, is a UUID, or has a long part with digits."""
     if _PREFIXED_KEY.match(word):
         return True
     longest = max(word.replace("_", "-").split("-"), key=len)
@@ -296,7 +301,7 @@ _NO_TOOLS: Final = re.compile(
 
 
 def says_no_tools(body: bytes) -> bool:
-    """Whether the body of a refusal means that the model takes no tools at all, whatever they are."""
+    """Whether the body of an error response means that the model supports no tools at all."""
     return _NO_TOOLS.search(read_error(json_or_none(body)).message[:_MOST_SEARCHED]) is not None
 
 
@@ -336,12 +341,12 @@ def says_too_long(message: str, *, code: str, kind: str) -> bool:
 
 
 def context_limit(message: str, fields: Mapping[str, Any]) -> int | None:
-    """Return the context in tokens, from llama.cpp's ``n_ctx`` or the message; None if neither has it."""
+    """Return the model's context in tokens, from llama.cpp's ``n_ctx`` or the message; None if neither has it."""
     return _number(fields.get("n_ctx")) or _first_number(message, (_CONTEXT_LENGTH,))
 
 
 def prompt_tokens(message: str, fields: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the prompt, from llama.cpp's ``n_prompt_tokens`` or the message; None if neither has it."""
+    """Return the prompt's length in tokens, from llama.cpp's ``n_prompt_tokens`` or the message; None if in neither."""
     return _number(fields.get("n_prompt_tokens")) or _first_number(message, _PROMPT_LENGTHS)
 
 
@@ -382,9 +387,10 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventReader:
-    """A parser of server-sent events. A body that begins like a JSON object is a single event, named WHOLE_BODY.
+    """A parser of server-sent events. A body that begins like a JSON object becomes one event, named WHOLE_BODY.
 
-    Lines end with LF, CR or CRLF, and pieces may be cut anywhere; comments, IDs and reconnection times are skipped.
+    Lines end with LF, CR or CRLF. The body may be cut into pieces anywhere. Comments, IDs and reconnection times are
+    skipped.
     """
 
     def __init__(self) -> None:
@@ -399,7 +405,7 @@ class EventReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """Return the events that ``data`` completes. Raises EngineFailed for an event that is too long."""
+        """Add ``data``; return the events that are now complete. Raises EngineFailed for an event that is too long."""
         if self._is_whole:
             self._data += data
             self.grows = True
@@ -433,7 +439,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[ServerSentEvent]:
-        """Return the event that the end of the stream completes, if any: some servers omit the last blank line."""
+        """End the stream, and return its last event, if it was not returned: some servers omit the last blank line."""
         if self._is_whole:
             return [ServerSentEvent(WHOLE_BODY, bytes(self._data).removeprefix(_BYTE_ORDER_MARK))]
         events: list[ServerSentEvent] = []
@@ -486,7 +492,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
-    """Return the JSON object of an event. Raises the error of an error event, or EngineFailed if it is no object."""
+    """Return the JSON object in an event. Raises the error of an error event, or EngineFailed for other contents."""
     try:
         check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
         content = orjson.loads(event.data)
@@ -505,9 +511,10 @@ def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = 
 
 
 def _with_halves(data: bytes) -> Any:
-    """Parse an event whose texts may begin or end with half a surrogate pair, as from servers that cut text in UTF-16.
+    """Parse an event whose texts may begin or end with half a surrogate pair: some servers cut text in UTF-16.
 
-    Halves are kept only in the texts of an answer, where the next event has the other half. Raises EngineFailed.
+    Halves are kept only in the texts of an answer, where the next event has the other half; elsewhere U+FFFD replaces
+    them. Raises EngineFailed.
     """
     # Of the available parsers only the standard library's returns single surrogates.
     try:
@@ -528,13 +535,13 @@ def _mended(value: Any, *, keeps: bool) -> Any:
 
 
 class Halves:
-    """A joiner of surrogate pairs that are split between pieces of a text, as by servers that cut text in UTF-16."""
+    """A joiner of surrogate pairs that are split between two pieces of a text: some servers cut text in UTF-16."""
 
     def __init__(self) -> None:
         self._half = ""
 
     def feed(self, text: str) -> str:
-        """Return the next piece without a trailing high surrogate, which is kept for the next call."""
+        """Return the next piece of the text; a high surrogate at its end is kept for the next call."""
         text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
@@ -547,7 +554,7 @@ class Halves:
 
 
 def whole_text(text: str) -> str:
-    """Return a text with its surrogate pairs joined to characters, and single surrogates replaced by U+FFFD."""
+    """Return ``text`` with surrogate pairs joined to characters, and with U+FFFD in place of single surrogates."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -563,10 +570,10 @@ _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """A converter of audio that an upstream sends in pieces to samples at one rate.
+    """A converter of an upstream's audio, which arrives in pieces, to samples at one rate.
 
-    The audio may be raw 16-bit samples, one WAV stream, or pieces that are WAV files. ``sample_rate`` is that of raw
-    samples. All outputs have the rate of the first audio.
+    The audio may be raw 16-bit samples, one WAV stream, or pieces that are WAV files each. ``sample_rate`` is the rate
+    of raw samples in Hz. All outputs have the rate of the first audio.
     """
 
     def __init__(self, *, sample_rate: int) -> None:
@@ -580,16 +587,16 @@ class UpstreamAudio:
         self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """Return the audio that a piece of base64, padded or not, completes. Raises EngineFailed for invalid base64."""
+        """Add a piece of base64, padded or not, and return the audio that is complete. Raises EngineFailed."""
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]
         return self.feed(_decoded_base64(text[:whole]), sample_rate=sample_rate)
 
     def feed(self, data: bytes, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """Return the audio that ``data`` completes. Raises EngineFailed for other data.
+        """Add a piece of audio, and return the audio that is complete. Raises EngineFailed for other data.
 
-        ``sample_rate`` is the rate of raw samples, if the upstream reports it.
+        ``sample_rate`` is the rate of raw samples in Hz, if the upstream reports it.
         """
         if not data:
             return []
@@ -599,7 +606,7 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """Return the audio that was held back, at the end: the rest of unpadded base64, and of the resampler."""
+        """End the audio, and return the rest that unpadded base64 and the resampler held back."""
         held, self._base64 = self._base64.rstrip("="), ""
         if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")

@@ -40,7 +40,7 @@ DEFAULT_SAMPLING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSettings:
-    """The servers of one part, which serve the same model; timeouts are in seconds."""
+    """The settings of the upstreams of one part (LLM, ASR or TTS), which serve the same model. Times are in seconds."""
 
     #: Base URLs, such as ``http://127.0.0.1:11434/v1``.
     urls: tuple[str, ...]
@@ -69,7 +69,7 @@ class UpstreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteLlmSettings(UpstreamSettings):
-    """The settings of a language model behind ``/v1/chat/completions``, with the abilities that no server reports."""
+    """The settings of a language model behind ``/v1/chat/completions``, with the features that no server reports."""
 
     #: The modalities of its input and of its answers, by the names of the protocol.
     input_modalities: tuple[str, ...] = ("text",)
@@ -117,7 +117,7 @@ class RemoteAsrSettings(UpstreamSettings):
 
 
 def patience(config: RemoteConfig) -> dict[str, Any]:
-    """Return the fields of UpstreamSettings that are common to all upstreams: timeouts, retries and limits."""
+    """Return the fields of UpstreamSettings that all upstreams share: timeouts, retries and limits."""
     return {
         "retries": config.retries,
         "connect_timeout": config.connect_timeout_sec,
@@ -131,7 +131,7 @@ def patience(config: RemoteConfig) -> dict[str, Any]:
 
 
 def key_of(value: SecretStr | None) -> str | None:
-    """Return the text of a secret; None without one."""
+    """Return the text of a secret; None if ``value`` is None."""
     return None if value is None else value.get_secret_value()
 
 
@@ -142,7 +142,7 @@ OLLAMA_CONTEXT: Final = 4096
 
 
 class Dialect(Enum):
-    """The kind of software that a server runs."""
+    """The software that a server runs, which determines its deviations from OpenAI's API."""
 
     #: Unknown software: OpenAI's own API, or any other.
     OPENAI = "openai"
@@ -189,18 +189,18 @@ _SAMPLING_NAMES: Final[Mapping[Dialect, Mapping[str, str]]] = {
 
 
 def sampling_for(dialect: Dialect, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampling parameters by the names that the server uses."""
+    """Return the sampling parameters under the names that servers of this dialect use."""
     names = _SAMPLING_NAMES.get(dialect, {})
     return {names.get(name, name): value for name, value in sampling.items()}
 
 
 def is_for_chat(model: str) -> bool:
-    """Whether a listed model may be for chats. LM Studio lists models for embeddings too."""
+    """Whether a listed model, by its name, may be for chats. LM Studio lists models for embeddings, too."""
     return not model.startswith("text-embedding-")
 
 
 def listed_models(content: object) -> list[Mapping[str, Any]] | None:
-    """Return the entries of ``/v1/models`` or of Ollama's ``/api/tags``, with ``id``; None if it is neither.
+    """Return the models in the JSON of ``/v1/models`` or Ollama's ``/api/tags``, each with ``id``; None for other JSON.
 
     Ollama without models returns null in place of the list.
     """
@@ -218,19 +218,19 @@ def listed_models(content: object) -> list[Mapping[str, Any]] | None:
 
 
 def context_listed(entry: Mapping[str, Any]) -> int | None:
-    """Return the context, in tokens, in an entry of the list of models (vLLM, llama.cpp); None if it has none."""
+    """Return the context, in tokens, that an entry of the list of models has (vLLM, llama.cpp); else None."""
     meta = entry.get("meta")
     return _count(entry.get("max_model_len")) or (_count(meta.get("n_ctx")) if isinstance(meta, dict) else None)
 
 
 def context_in_props(content: object) -> int | None:
-    """Return the context of one conversation, in tokens, in llama.cpp's ``/props``; None if it has none."""
+    """Return the context of one conversation, in tokens, that the JSON of llama.cpp's ``/props`` has; else None."""
     settings = content.get("default_generation_settings") if isinstance(content, dict) else None
     return _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
 
 
 def opens_thoughts_in_props(content: object) -> bool:
-    """Whether the chat template in llama.cpp's ``/props`` always ends the prompt with the opening tag of a thought."""
+    """Whether the chat template in llama.cpp's ``/props`` (JSON) always ends prompts with a thought's opening tag."""
     template = content.get("chat_template") if isinstance(content, dict) else None
     if not isinstance(template, str):
         return False
@@ -239,12 +239,12 @@ def opens_thoughts_in_props(content: object) -> bool:
 
 
 def context_in_lm_studio(content: object) -> int | None:
-    """Return the context, in tokens, in LM Studio's ``/api/v0/models/{id}`` of a loaded model; None if it has none."""
+    """Return the context, in tokens, that the JSON of LM Studio's ``/api/v0/models/{id}`` has; None if not loaded."""
     return _count(content.get("loaded_context_length")) if isinstance(content, dict) else None
 
 
 def context_in_ps(content: object, model: str) -> int | None:
-    """Return the context of ``model``, in tokens, in Ollama's ``/api/ps``; None if it is not loaded."""
+    """Return the context of ``model``, in tokens, in the JSON of Ollama's ``/api/ps``; None if it is not loaded."""
     running = content.get("models") if isinstance(content, dict) else None
     for entry in running if isinstance(running, list) else ():
         if isinstance(entry, dict) and model in _ollama_names(entry):
@@ -253,7 +253,7 @@ def context_in_ps(content: object, model: str) -> int | None:
 
 
 def context_in_show(content: object) -> int | None:
-    """Return the context, in tokens, that a model's file sets (Ollama's ``/api/show``, ``num_ctx``); None if unset."""
+    """Return the context, in tokens, that the model's file sets (``num_ctx`` in Ollama's ``/api/show``), or None."""
     parameters = content.get("parameters") if isinstance(content, dict) else None
     for line in parameters.splitlines() if isinstance(parameters, str) else ():
         name, _, value = line.strip().partition(" ")
@@ -298,7 +298,7 @@ Part: TypeAlias = str | Samples | Picture
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The whole input of a request. ``size`` is its estimated size in a body, in bytes."""
+    """The whole input of a request. ``size`` is its estimated size in the body of a chat completion, in bytes."""
 
     parts: tuple[Part, ...]
     audio_ms: int
@@ -323,7 +323,7 @@ class Prompt:
 
 
 async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int, share: MediaShare) -> Prompt:
-    """Wait for the whole input, and return it. Audio is decoded, images and video are not.
+    """Read the whole input of a request. Audio is decoded; images and video keep their encoding.
 
     Memory for the audio is reserved in ``share``. Raises PayloadTooLarge if the body would exceed ``max_bytes``,
     EmptyInput, UnsupportedFormat, or InvalidValue.
@@ -362,7 +362,10 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
 async def _earlier_speech(
     request: GenerationRequest, *, executor: Executor, room: int, share: MediaShare
 ) -> tuple[dict[Speech, Samples], int]:
-    """Return the decoded speech of the newest messages that fits into ``room`` bytes of a body, and its size there."""
+    """Return decoded speech of earlier messages, the newest first, as far as it fits; and its size in the body.
+
+    ``room`` is the limit on this size, in bytes.
+    """
     earlier: dict[Speech, Samples] = {}
     size = 0
     for speech in earlier_speech(request.history):
@@ -440,10 +443,10 @@ def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
 
 
 def _video(run: Sequence[InputChunk]) -> Iterator[Picture]:
-    """Yield the pictures in chunks of video.
+    """Yield the images and video files in a run of video chunks.
 
-    Chunks that are single frames are images; any other chunk begins a video file, which later chunks of its type
-    continue.
+    A chunk that holds a single frame is an image. Any other chunk begins a video file, and later chunks with the same
+    ``format`` continue this file.
     """
     file: list[InputChunk] = []
     for chunk in run:
@@ -491,7 +494,10 @@ def _image_type(chunk: InputChunk) -> str:
 def chat_body(
     request: GenerationRequest, prompt: Prompt, *, model: str, settings: RemoteLlmSettings, dialect: Dialect
 ) -> bytes:
-    """Return the JSON body of the chat completion, which goes on behind ``request.begun``, if there is such text."""
+    """Return the JSON body of the chat completion.
+
+    If ``request.begun`` is set, the last message is this text, which the model is to continue.
+    """
     begun = [{"role": "assistant", "content": request.begun}] if request.begun else []
     body: dict[str, Any] = {
         "model": model,
@@ -520,7 +526,7 @@ def _plain(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _options(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
-    """Yield the fields, with values, for options that few requests use; none for options that are not set."""
+    """Yield names and values of the body's fields for the request's tools and ``options``, as far as they are set."""
     options = request.options
     if request.tools:
         yield "tools", [dict(tool) for tool in request.tools]
@@ -583,7 +589,10 @@ def _earlier_parts(message: Message, prompt: Prompt) -> Iterator[Part]:
 
 
 def _content(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
-    """Return ``parts`` as content parts; text alone as a plain string, since servers of text models reject parts."""
+    """Return ``parts`` in OpenAI's form: as a list of content parts, or as a string if there is only text.
+
+    Servers of text models reject content parts.
+    """
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
@@ -609,8 +618,8 @@ def _base64(data: bytes) -> str:
 def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield ``messages``, reordered so that each message with tool calls is directly followed by their results.
 
-    Servers reject any other order, and so would reject every later request of the conversation. But users do not wait
-    for tools while they talk: a call whose result comes later is moved to just before the result, and a call without a
+    Servers reject any other order, and would then reject every later request of the conversation. But users go on
+    talking while a tool works: a call whose result comes later is moved to just before the result, and a call without a
     result is dropped.
     """
     runs = [(of_tools, list(run)) for of_tools, run in groupby(messages, lambda message: message["role"] == "tool")]

@@ -1,4 +1,4 @@
-"""The upstream servers: a Pool of several that serve one model, Upstream, a single one, and their ContextWindow."""
+"""The upstream servers: Pool, the servers of one model; Upstream, one server; ContextWindow, the model's context."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ _MOST_MODELS: Final = 1000
 
 
 class Pool:
-    """The upstreams of one part: it checks which of them can be used, and sends each request to one of these.
+    """The upstreams of one part (LLM, ASR or TTS). The pool checks which can be used, and sends each request to one.
 
-    It can be started again after ``stop``. With ``reads_context``, checks also ask for the context of the model.
+    A pool can be started again after ``stop``. With ``reads_context``, checks also request the context of the model.
     """
 
     def __init__(self, settings: UpstreamSettings, *, reads_context: bool = False) -> None:
@@ -115,7 +115,7 @@ class Pool:
     # life
 
     async def start(self) -> None:
-        """Wait until an upstream can be used. Raises EngineFailed if none ever can, or none in time."""
+        """Wait until an upstream can be used. Raises EngineFailed after the start time-out, or if waiting is futile."""
         if self._started:
             return
         settings = self._settings
@@ -143,7 +143,7 @@ class Pool:
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def stop(self) -> None:
-        """Stop watching, and close all connections. Idempotent."""
+        """Stop checking the upstreams, and close all connections. Idempotent."""
         self._started = False
         upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []
@@ -174,7 +174,7 @@ class Pool:
     # health
 
     async def _watch(self, upstream: Upstream) -> None:
-        """Check an upstream periodically: at once after a failed request, with growing intervals while it is lost."""
+        """Check an upstream periodically, immediately after a failed request, and ever less often while it is lost."""
         backoff = FIRST_BACKOFF
         while True:
             lost = not upstream.is_up
@@ -211,9 +211,9 @@ class Pool:
             await upstream.read_context(self.model)
 
     def _judge_model(self, upstream: Upstream, *, tell: bool = True) -> Unusable | None:
-        """Mark an upstream as lost, and return why, if it lists models but not ours; otherwise return None.
+        """Mark an upstream as lost if it lists models but not the configured one; return the problem, or None.
 
-        ``tell``: whether to log it.
+        ``tell``: whether to log the loss.
         """
         if not upstream.is_up or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
@@ -238,7 +238,7 @@ class Pool:
     ) -> AsyncGenerator[UpstreamAnswer, None]:
         """Send a request to an upstream, and yield its response, which is closed at the end of the block.
 
-        A request that an upstream did not process is sent again. Raises the error that the last refusal means.
+        A request that an upstream did not process is sent again. Raises the error for the last refusal.
         """
         tried: list[Upstream] = []
         for attempt in count():
@@ -262,7 +262,8 @@ class Pool:
     def _choose(self, tried: Sequence[Upstream]) -> Upstream:
         """Return the best upstream that can be used.
 
-        The criteria are, in this order: not in ``tried``, no pause requested, fewest active requests, idle for longest.
+        The criteria are, in this order: not in ``tried``, no pause requested (Retry-After), fewest active requests,
+        longest time since the last request.
         """
         now = asyncio.get_running_loop().time()
         # If none can be used, upstreams that were lost by this very request may get another chance.
@@ -289,7 +290,7 @@ class Pool:
             self._rests_until[upstream] = asyncio.get_running_loop().time() + refused.delay
 
     def _delay_before_next(self, attempt: int, tried: Sequence[Upstream], refused: NotTaken) -> float | None:
-        """Return the seconds before the request is sent again; None if it is not."""
+        """Return the seconds until the request is to be sent again; None if it is not to be sent again."""
         if attempt >= self._settings.retries:
             return None
         now = asyncio.get_running_loop().time()
@@ -305,9 +306,9 @@ class Pool:
 
 
 class OnUpstreams:
-    """Base class of what servers do the work of: a language model, a recogniser, a voice. It has its Pool.
+    """Base class of a language model, recogniser or voice whose work is done by upstreams; it has their Pool.
 
-    ``says`` is what its lines for the operator begin with.
+    ``says`` is the beginning of its lines for the operator, such as "speech ".
     """
 
     name = "remote"
@@ -365,9 +366,9 @@ NOT_SEEN: Final = "not looked at yet"
 
 
 class NotTaken(Exception):
-    """Raised if the upstream did not process a request, which may therefore be sent again.
+    """Raised if an upstream did not process a request, so that the request may be sent again.
 
-    ``unreachable``: whether there was no connection. ``delay`` is the upstream's Retry-After in seconds, or None.
+    ``unreachable``: no connection could be made. ``delay`` is the upstream's Retry-After in seconds, or None.
     """
 
     def __init__(self, error: OmniError, *, delay: float | None, unreachable: bool, status: int | None) -> None:
@@ -388,15 +389,15 @@ class Unusable(Exception):
 
 
 def normalised(url: str) -> str:
-    """Return a base URL without a final slash, and with the path ``/v1`` if it has none; other paths stay."""
+    """Return the base URL ``url`` without a final slash; if it has no path, with the path ``/v1``."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else url + "/v1"
 
 
 class Upstream:
-    """An upstream server.
+    """One upstream server: its state by the last check, and requests to it.
 
-    ``name`` is its address without credentials, for logs. ``active`` is the number of requests in progress.
+    ``name`` is the server's address without credentials, for logs. ``active`` is the number of requests in progress.
     """
 
     def __init__(self, url: str, settings: UpstreamSettings) -> None:
@@ -478,7 +479,7 @@ class Upstream:
             raise Unusable(_reason(error)) from None
 
     async def _ask(self, method: str, url: str, json: object = None) -> tuple[int, object]:
-        """Send a request about the upstream itself; return the status and the JSON of the body, None if it has none.
+        """Send a request about the upstream itself; return the status and the body's JSON, or None for other bodies.
 
         Raises Unusable if the body is too long, and the exceptions of httpx.
         """
@@ -523,14 +524,14 @@ class Upstream:
             self.dialect = Dialect.OLLAMA
 
     async def _asks_ollama(self) -> bool:
-        """Return whether the server is Ollama. Only the first call sends a request."""
+        """Find out whether the server is Ollama. Only the first call sends a request."""
         if self._is_ollama is None:
             _, content = await self._ask("GET", self._root + "/api/version")
             self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)
         return self._is_ollama
 
     def serves(self, model: str) -> bool:
-        """Whether the server lists ``model``. With Ollama, names may lack their tag."""
+        """Whether the server lists ``model``. For Ollama, ``model`` may lack the tag (":latest")."""
         return model in self.models or (self.dialect is Dialect.OLLAMA and f"{model}:latest" in self.models)
 
     async def read_context(self, model: str) -> None:
@@ -559,10 +560,10 @@ class Upstream:
         return listed
 
     def note_thoughts(self, unopened: bool, *, waited: bool) -> None:
-        """Learn from a complete answer whether answers contain closing tags of thoughts without opening ones.
+        """Learn from a complete answer whether the model's answers have closing tags of thoughts without opening tags.
 
-        ``unopened``: whether this answer did; ``waited``: whether its text was held back for that. A model without such
-        tags in several successive answers is taken for one that never has them.
+        ``unopened``: this answer had such a tag; ``waited``: its text was held back in case of such a tag. After
+        several successive answers without such a tag, text is not held back any more.
         """
         if unopened:
             self.opens_thoughts, self._waited_in_vain = True, 0
@@ -579,9 +580,9 @@ class Upstream:
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> AsyncGenerator[UpstreamAnswer, None]:
-        """Send a request, and yield the response if its status is OK; it is closed at the end of the block.
+        """Send a request, and yield the response if its status is 200; the end of the block closes the response.
 
-        Raises NotTaken, or the error that the upstream's refusal means.
+        Raises NotTaken, or the error for the upstream's refusal.
         """
         self.active += 1
         try:
@@ -594,10 +595,9 @@ class Upstream:
             self.active -= 1
 
     async def _respond(self, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamAnswer:
-        """Send a request; send it once more if the connection turns out to be lost.
+        """Send a request; send it again if it was lost with a connection that had been used before.
 
-        A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). A request
-        that is lost with a connection that was used before is therefore sent again at once.
+        A server may close an idle connection while a request is on its way (RFC 9112, section 9.5).
         """
         deadline = asyncio.get_running_loop().time() + self._settings.first_byte_timeout
         while (response := await self._send(path, body, headers, deadline=deadline)) is None:
@@ -609,7 +609,7 @@ class Upstream:
     async def _send(
         self, path: str, body: bytes, headers: Mapping[str, str], *, deadline: float
     ) -> httpx.Response | None:
-        """Send a request once; None if it was lost with a connection that was used before."""
+        """Send a request once; return None if it was lost with a connection that had been used before."""
         is_new = False
 
         async def note(event: str, _: Mapping[str, Any]) -> None:
@@ -674,10 +674,10 @@ class UpstreamAnswer:
         self._idle = idle
 
     def note(self, *, begun: bool = True, shows_work: bool = True) -> None:
-        """Note what the body contained so far, which decides how long to wait for more of it.
+        """Note what kind of data the body had so far; this determines how long ``chunks`` waits for more.
 
-        ``begun``: whether the answer has begun; before that, the limit of the first output applies. ``shows_work``:
-        whether the last bytes were part of an answer, rather than a comment that keeps the connection open.
+        ``begun``: the answer has begun, so that the idle timeout applies instead of the time-out for the first output.
+        ``shows_work``: the last bytes were part of an answer, rather than a comment that keeps the connection open.
         """
         self._begun, self._shows_work = begun, shows_work
 
@@ -704,9 +704,9 @@ class UpstreamAnswer:
                 deadline = loop.time() + self._idle
 
     async def events(self) -> AsyncGenerator[tuple[list[ServerSentEvent], bool], None]:
-        """Yield, for each piece of the body, the events that it completes, and whether it has a part of another event.
+        """Yield, for each piece of the body, the events that are complete, and whether part of a further event arrived.
 
-        The end of the body may complete an event, too. Raises as ``chunks``.
+        The end of the body may complete an event, too. Raises the errors of ``chunks``.
         """
         reader = EventReader()
         async with aclosing(self.chunks()) as chunks:
@@ -716,7 +716,7 @@ class UpstreamAnswer:
             yield last, False
 
     async def finish(self, events: AsyncGenerator[Any, None]) -> None:
-        """Wait briefly for the end of the body after the last event, and read it from ``events``."""
+        """After the last event, wait briefly for the end of the body, which is read through ``events``."""
         with suppress(TimeoutError, EngineFailed):
             async with asyncio.timeout(_LAST_BYTES_SEC):
                 async for _ in events:
@@ -727,7 +727,7 @@ class UpstreamAnswer:
 
 
 async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield a body in pieces of bounded size, inflated if the server has compressed it without being asked to.
+    """Yield the body in pieces of bounded size. A body that the server has compressed unasked is inflated.
 
     A compressed kilobyte may expand to a megabyte. Raises EngineFailed for a body that cannot be inflated.
     """
@@ -789,9 +789,10 @@ MOST_TRIES: Final = 5
 
 
 class ContextWindow:
-    """The context of a model, as its server reports it or as its refusals show, and an estimate of tokens per byte.
+    """The context of a model in tokens, and an estimate of the tokens per byte of text.
 
-    The number of tokens of a text is estimated from the counts that the server reported for earlier prompts.
+    The context is known from the upstreams' reports and refusals, the estimate from their token counts for earlier
+    prompts.
     """
 
     def __init__(self) -> None:
@@ -806,7 +807,7 @@ class ContextWindow:
         return min(known, default=None)
 
     def tell(self, limit: int | None) -> None:
-        """Set the context that the upstreams report now. If it changes, what refusals have shown is forgotten."""
+        """Set the context that the upstreams report now. If it has changed, a limit learnt from refusals is dropped."""
         if limit != self._told:
             self._told, self._learnt = limit, None
 
@@ -817,7 +818,7 @@ class ContextWindow:
             self._rate = tokens / size
 
     def refuse(self, limit: int | None, tokens: int | None, size: int) -> None:
-        """Learn from the refusal of a prompt of ``size`` bytes, and the numbers in it, if any."""
+        """Learn from the refusal of a prompt of ``size`` bytes: the context, and the prompt's tokens, if reported."""
         if limit is not None:
             self._learnt = limit
         if tokens is not None and size >= _LEAST_COUNTED_BYTES:
@@ -840,9 +841,9 @@ class ContextWindow:
         return len(turns)
 
     def left_out_next(self, tried: int, turns: Sequence[int], *, fixed: int, answer: int | None, attempt: int) -> int:
-        """Return how many turns to drop after a refusal showed that ``tried`` were too few.
+        """Return how many of the oldest turns to drop after a prompt without ``tried`` turns was refused.
 
-        ``attempt`` is the number of the refused attempt, counted from 1.
+        ``attempt`` is the number of the refused attempt, counted from 1; for the other arguments see ``left_out``.
         """
         if attempt >= MOST_TRIES - 1:
             return len(turns)

@@ -1,4 +1,4 @@
-"""Converts English text to words as a person reads them: numbers, dates, money, units, abbreviations and signs.
+"""The conversion of English text to words as a person reads it: numbers, dates, money, units, abbreviations and signs.
 
 The tables are in english.toml.
 """
@@ -35,7 +35,7 @@ _WELL_FORMED: Final = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:
 
 
 def cardinal(digits: str) -> str:
-    """Return the name of a whole number: "21" is "twenty-one". Leading zeros and long numbers are read by digit."""
+    """Return a whole number in words: "21" is "twenty-one". Long numbers, and those with leading zeros, are spelled."""
     if len(digits) > MAX_NAMED_DIGITS or (len(digits) > 1 and digits[0] == "0"):
         return by_digit(digits)
     number = int(digits)
@@ -50,19 +50,19 @@ def cardinal(digits: str) -> str:
 
 
 def by_digit(digits: str) -> str:
-    """Return the digits one by one: "007" is "zero zero seven"."""
+    """Return the digits as words, one by one: "007" is "zero zero seven"."""
     return " ".join(SMALL_NUMBERS[int(digit)] for digit in digits)
 
 
 def decimal(text: str) -> str:
-    """Return the name of a number such as "1,234.50", "0.5" or ".5"."""
+    """Return a number such as "1,234.50", "0.5" or ".5" in words."""
     whole, point, fraction = text.replace(",", "").partition(".")
     name = cardinal(whole or "0")
     return f"{name} point {by_digit(fraction)}" if point and fraction else name
 
 
 def ordinal(digits: str) -> str:
-    """Return the name of an ordinal number: "21" is "twenty-first"."""
+    """Return an ordinal number in words: "21" is "twenty-first"."""
     return ordinal_of(cardinal(digits))
 
 
@@ -85,7 +85,7 @@ def year(digits: str) -> str:
 
 
 def in_pairs(digits: str) -> str:
-    """Return three or four digits as a model number is read: "747" is "seven forty-seven"."""
+    """Return three or four digits in words, read in pairs as model numbers are: "747" is "seven forty-seven"."""
     front, rest = digits[:-2], digits[-2:]
     if rest == "00" or len(digits) > 4 or digits[0] == "0":
         return cardinal(digits)
@@ -93,7 +93,7 @@ def in_pairs(digits: str) -> str:
 
 
 def clock(hours: str, minutes: str) -> str:
-    """Return a time of day: "3", "05" is "three oh five"; the full hour is the hour alone."""
+    """Return a time of day in words: "3", "05" is "three oh five"; "3", "00" is "three"."""
     name = cardinal(str(int(hours)))
     return name if int(minutes) == 0 else f"{name} {_two_digits(int(minutes))}"
 
@@ -106,7 +106,7 @@ def plural(name: str) -> str:
 
 
 def roman(numeral: str) -> int:
-    """Return the value of a Roman numeral; 0 for what is none, such as "IIII" or "VIX"."""
+    """Return the value of a Roman numeral; 0 for other texts, such as "IIII" or "VIX"."""
     if not _WELL_FORMED.fullmatch(numeral):
         return 0
     total = previous = 0
@@ -225,14 +225,14 @@ def _iso(match: re.Match[str]) -> str:
 
 
 def _numeric(match: re.Match[str]) -> str:
-    """Read a date with slashes or hyphens: "3/15/2024" has the American order, unless the first number is over 12."""
+    """Put a date with slashes or hyphens into words: the month is first ("3/15/2024"), unless it would be over 12."""
     first, second = int(match[1]), int(match[2])
     month, day = (second, first) if first > 12 else (first, second)
     return _named(match[0], month, day, match[3])
 
 
 def _dotted(match: re.Match[str]) -> str:
-    """Read a date with dots: "15.03.2024" has the day first, unless there is no such month."""
+    """Put a date with dots into words: the day is first ("15.03.2024"), unless the second number is over 12."""
     first, second = int(match[1]), int(match[2])
     day, month = (second, first) if second > 12 else (first, second)
     return _named(match[0], month, day, match[3])
@@ -245,7 +245,7 @@ def _named(text: str, month: int, day: int, digits: str) -> str:
 
 
 def _without_year(match: re.Match[str]) -> str:
-    """Read two numbers with a slash: "by 12/25" has a date, "on 3/4 of them" a fraction."""
+    """Put two numbers with a slash into words if they are a date: those in "by 12/25" are, not in "on 3/4 of them"."""
     words = match.string[: match.start()].lower().split()
     first, second = int(match[1]), int(match[2])
     month, day = (second, first) if first > 12 else (first, second)
@@ -258,7 +258,7 @@ def _without_year(match: re.Match[str]) -> str:
 
 
 def _year_and_month(match: re.Match[str]) -> str:
-    """Read a year and two digits: "2024-10" is a month; "2009-10" may be two years, and "2024/25" is a season."""
+    """Put a year and two digits into words: "2024-10" is a month, "2009-10" may be two years, "2024/25" a season."""
     first, sign, second = match.groups()
     if 1 <= int(second) <= 12 and (second[0] == "0" or int(second) < int(first[2:])):
         return f"{MONTHS[int(second) - 1]} {year(first)}"
@@ -322,7 +322,7 @@ def _era(match: re.Match[str]) -> str:
 
 
 def _duration(match: re.Match[str]) -> str:
-    """Read a duration: "1h 30m" and "5m 30s" are durations, "5m 30m" is not."""
+    """Put a duration into words: "1h 30m" and "5m 30s" are durations, "5m 30m" is not."""
     parts = re.findall(rf"(\d+(?:\.\d+)?) ?({_DURATION_UNIT}(?![a-z]))?", match[0])
     units = [unit[:1] for _, unit in parts]
     if units[-1] == "":  # 1h30
@@ -344,7 +344,7 @@ def is_adjective(match: re.Match[str]) -> bool:
 
 
 def _several(match: re.Match[str]) -> str:
-    """Read a number with "s" by its context: "20s" is an age, a decade or seconds, "747s" are airplanes or seconds."""
+    """Put a number with "s" into words, by its context: "20s" is an age, a decade or seconds, "747s" are airplanes."""
     mark, digits, behind = match.groups()
     if mark or _is_several(match.string, match.start(), match.end(), digits=digits, apostrophe=behind):
         return plural_of(digits.replace(",", ""))
@@ -354,7 +354,7 @@ def _several(match: re.Match[str]) -> str:
 
 
 def _following(text: str, end: int) -> str:
-    """Return the word after ``end``, in lower case."""
+    """Return the word after index ``end``, in lower case."""
     found = re.match(r" ([\w-]+)", text[end : end + 40])
     return found[1].lower() if found else ""
 
@@ -494,12 +494,12 @@ _MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
 class EnglishRules:
-    """The rules of English; ``languages.LanguageRules`` are those of other languages."""
+    """The rules that put English text into words; ``languages.LanguageRules`` has those of other languages."""
 
     phrases: Mapping[str, str] = table_of("english")["phrases"]
 
     def waits(self, token: str, before: str) -> bool:
-        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
+        """Whether the spoken form of ``token``, which follows the word ``before``, may depend on the next token."""
         if token.isalpha():
             if token in _WAITING_WORDS or _ROMAN_NUMERAL.fullmatch(token):
                 return True
@@ -509,7 +509,7 @@ class EnglishRules:
         return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
 
     def is_read_as_written(self, word: str, before: str) -> bool:
-        """Whether ``word``, which follows ``before``, is certainly read as written. Quick: False means unknown."""
+        """Whether ``word``, which follows ``before``, is certainly read as written; False also if this is not known."""
         found = _ORDINARY.fullmatch(word)
         if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
             return False
@@ -520,9 +520,9 @@ class EnglishRules:
         return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
     def in_words(self, text: str, before: str) -> str:
-        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
+        """Return ``text``, a few words, with numbers and signs in words; ``before`` are up to three words before it.
 
-        In the worst case the time is quadratic in the length, so the caller must limit the length.
+        In the worst case the time is quadratic in the length of ``text``, so the caller must limit this length.
         """
         if needed := _needed_before(text, before):
             read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
@@ -586,7 +586,7 @@ def _color(match: re.Match[str]) -> str:
 
 
 def _hardware_address(match: re.Match[str]) -> str:
-    """Read a MAC address or a UUID in pairs of digits."""
+    """Put a MAC address or a UUID into words, in pairs of digits."""
     return ", ".join(_spelled(pair) for pair in re.split("[:-]", match[0]))
 
 
@@ -599,7 +599,7 @@ def _ip_address(match: re.Match[str]) -> str:
 
 
 def _long_address(match: re.Match[str]) -> str:
-    """Read an IPv6 address, which has "::" or all eight parts, digit by digit."""
+    """Put an IPv6 address, which has "::" or all eight parts, into words, digit by digit."""
     if ("::" not in match[0] and match[0].count(":") != 7) or not re.search(r"\d", match[0]):
         return match[0]
     return " ".join("colon" if part == ":" else _spelled(part) for part in re.findall(r":|\w+", match[0]))
@@ -619,7 +619,7 @@ def _postcode(match: re.Match[str]) -> str:
 
 
 def _continental(match: re.Match[str]) -> str:
-    """Convert separators to the English form: "1.234,56" and "1 234,56" to "1,234.56", "1.234.567" to "1,234,567"."""
+    """Convert the separators of a number to the English form: "1.234,56" and "1 234,56" become "1,234.56"."""
     whole, _, fraction = match[0].partition(",")
     grouped = f"{int(re.sub('[^0-9]', '', whole)):,}"
     return f"{grouped}.{fraction}" if fraction else grouped
@@ -639,7 +639,7 @@ def _phone(match: re.Match[str]) -> str:
 
 
 def _digit_groups(match: re.Match[str]) -> str:
-    """Read long groups of digits, as on a card or of a book, digit by digit; "1-2-3" is read as numbers."""
+    """Put groups of many digits, as of a credit card or an ISBN, into words digit by digit; "1-2-3" stays numbers."""
     groups = re.split(r"[ -]", match[0])
     if sum(map(len, groups)) < _MANY_DIGITS:
         return ", ".join(groups)
@@ -669,7 +669,7 @@ def _money_behind(match: re.Match[str]) -> str:
 
 
 def _much_money(match: re.Match[str]) -> str:
-    """Read an amount in the plural, such as "$100s"."""
+    """Put an amount in the plural, such as "$100s", into words."""
     return f"{plural_of(match[2].replace(',', ''))} of {CURRENCIES[match[1]][1]}"
 
 
@@ -698,7 +698,7 @@ def _unit(match: re.Match[str]) -> str:
 
 
 def _many_or_minutes(match: re.Match[str]) -> str:
-    """Read the "m" after a number: millions in "10m people", minutes in "10m left", otherwise metres."""
+    """Put a number with "m" into words: it means millions in "10m people", minutes in "10m left", otherwise metres."""
     amount, letter, behind = match.groups()
     if behind.lower() in COUNTED:
         return f"{decimal(amount)} {MAGNITUDES[letter]} {behind}"
@@ -771,12 +771,12 @@ def _version_number(match: re.Match[str]) -> str:
 
 
 def _several_models(match: re.Match[str]) -> str:
-    """Read a plural of letters and digits: "MP3s", "H100s", "F-16s"."""
+    """Put the plural of a model's name into words: "MP3s", "H100s", "F-16s"."""
     return f"{match[1]}{'' if match[1].endswith('-') else ' '}{plural(cardinal(match[2]))}"
 
 
 def _lines(match: re.Match[str]) -> str:
-    """Read a number of lines of video: "1080p"."""
+    """Put the number of lines of a video into words: "1080p" is "ten eighty P"."""
     return f"{in_pairs(match[1])} {match[2].upper()}"
 
 
@@ -800,7 +800,7 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _letters_and_digits(match: re.Match[str]) -> str:
-    """Read digits among letters: "MP3" is "MP three", "H2O" is "H two O". A hash or a serial number stays as it is."""
+    """Put digits among letters into words: "MP3" is "MP three", "H2O" "H two O". Hashes and the like are unchanged."""
     token = match[0]
     runs = re.findall(r"[A-Za-z]+|\d+", token)
     if len(runs) > 4:
@@ -825,7 +825,7 @@ def _roman(match: re.Match[str]) -> str:
 
 
 def _roman_alone(match: re.Match[str]) -> str:
-    """Read a Roman numeral if it can be nothing else: "XVIII", "Rocky II", "the XIX century"."""
+    """Put a Roman numeral into words if it can be nothing else: "XVIII", "Rocky II", "the XIX century"."""
     numeral, suffix = match.groups()
     value = roman(numeral)
     if value and (suffix or re.match(r" centur(?:y|ies)\b", match.string[match.end() :])):
@@ -842,7 +842,7 @@ _THREE_LETTERS: Final = frozenset(("III", "VII", "XII", "XIV", "XIX", "XVI", "XX
 
 
 def _capture(match: re.Match[str]) -> str:
-    """Read a capture in chess."""
+    """Put a capture in chess notation into words: "Nxe5" is "knight takes e five"."""
     piece, place = match.groups()
     return f"{_PIECES.get(piece[0], piece)} takes {place[0]} {cardinal(place[1])}"
 

@@ -1,8 +1,9 @@
-"""Converts Spanish, French, Italian, Portuguese and German text to words: numbers, dates, times, money, units, signs.
+"""The conversion of Spanish, French, Italian, Portuguese and German text to words; and lexicons of pronunciation.
 
-The words of numbers are those of Unicode's CLDR, which the package unicode-rbnf carries; the names of months, units and
-currencies, and what else each language has of its own, are in a table beside this module (``es.toml`` …). A language
-without a table, or a server without the package, has no rules: what is written goes to the voice as it is.
+Numbers, dates, times, money, units and signs are put into words. The words for numbers come from Unicode's CLDR, in the
+package unicode-rbnf. The names of months, units and currencies, and further features of a language, are in a table
+beside this module (``es.toml`` …). For a language without a table, or on a server without the package, there are no
+rules: the text goes to the voice as it is written.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ _DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
 
 
 def has_rules(language: str) -> bool:
-    """Whether numbers and signs of a language are put into words here."""
+    """Whether there are rules that put numbers and signs of ``language`` into words."""
     return primary_subtag(language) == "en" or rules_of(language) is not None
 
 
 def rules_of(language: str) -> LanguageRules | None:
-    """Return the rules for a language (RFC 5646) of LANGUAGES; None for others, and without unicode-rbnf.
+    """Return the rules for a language (RFC 5646) in LANGUAGES; None for other languages, or without unicode-rbnf.
 
-    Loading a language takes some 15 ms the first time.
+    The first call for a language takes about 15 ms.
     """
     return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
 
@@ -81,7 +82,7 @@ _in_use: Final[set[str]] = set()
 
 
 async def load_rules(language: str) -> None:
-    """Load the rules of a language in a thread, unless they are loaded."""
+    """Load the rules of a language in a thread, unless they are loaded already."""
     code = primary_subtag(language)
     if code in LANGUAGES and code not in _in_use:
         await run_work(Work.FILES, rules_of, code)
@@ -90,9 +91,10 @@ async def load_rules(language: str) -> None:
 
 @lru_cache
 def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the words of a language whose full stop ends no sentence, in lower case; the second only before numbers.
+    """Return the abbreviations of a language whose full stop ends no sentence, in lower case and without full stop.
 
-    Both are empty for a language other than English and LANGUAGES.
+    The second set has those that count as abbreviations only before numbers, such as "no". Both sets are empty for a
+    language other than English and LANGUAGES.
     """
     code = primary_subtag(language)
     if code == "en":
@@ -106,14 +108,17 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class PhraseWords(NamedTuple):
-    """Words, in lower case, with which phrases begin: ``starts``, and ``links`` in front of one of those."""
+    """The words of a language, in lower case, with which phrases begin.
+
+    A phrase begins with one of ``starts``, or with one or more of ``links`` and one of ``starts`` ("by which").
+    """
 
     starts: frozenset[str]
     links: frozenset[str]
 
 
 def phrase_words_of(language: str) -> PhraseWords | None:
-    """Return the words of a language before which a sentence may be cut; None but for English."""
+    """Return the words of a language before which a sentence may be cut; None for any language except English."""
     if primary_subtag(language) != "en":
         return None
     return PhraseWords(_english("phrase_starts"), _english("phrase_links"))
@@ -133,7 +138,7 @@ def _loaded(language: str) -> LanguageRules | None:
 
 @lru_cache
 def table_of(name: str) -> Mapping[str, Any]:
-    """Return the table ``name`` beside this module: of a language, or of markup."""
+    """Return the content of ``name``.toml beside this module: the table of a language, or that of markup."""
     text = (resources.files("omni_ws.engine.spoken") / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -148,10 +153,10 @@ def one_of(names: Iterable[str]) -> str:
 
 
 class LanguageRules:
-    """The rules of one language but English: its table, and the package's engine for its numbers.
+    """The rules of one language other than English; ``table`` is its table, ``engine`` its number speller.
 
-    Time is linear in the length of the text but for a small square term, so that callers limit its length. Not for
-    several threads at once.
+    The speller comes from unicode-rbnf. The time has a small term that is quadratic in the length of a text, so callers
+    limit this length. Not thread-safe.
     """
 
     def __init__(self, table: Mapping[str, Any], engine: Any) -> None:
@@ -218,7 +223,7 @@ class LanguageRules:
     # What SpeakableText asks.
 
     def is_month(self, word: str) -> bool:
-        """Whether a word of the text is the name of a month, so that a number before it is its day."""
+        """Whether ``word`` is the name of a month, so that a number before it is a day of this month."""
         return word.strip(_CLOSING).lower() in self._months_by_word
 
     def waits(self, token: str, before: str) -> bool:
@@ -259,12 +264,12 @@ class LanguageRules:
     # Numbers.
 
     def _spelled(self, number: int, kind: str) -> str:
-        """Return a number in words by one of CLDR's sets of rules; its places for hyphens are for print."""
+        """Return a number in words, without soft hyphens; ``kind`` is the name of one of CLDR's sets of rules."""
         text: str = self._engine.format_number(number, ruleset_names=[kind]).text_by_ruleset[kind]
         return text.replace("\u00ad", "")
 
     def cardinal(self, number: int, kind: str = "numbering") -> str:
-        """Return a number in words: ``numbering`` alone, ``masculine`` or ``feminine`` before such a noun."""
+        """Return a number in words; ``kind`` is ``masculine`` or ``feminine`` before nouns, else ``numbering``."""
         if number != 1 and "only_one_agrees" in self.table:
             kind = "numbering"
         return self._words(number, self._kinds[kind])
@@ -273,7 +278,7 @@ class LanguageRules:
         return self._words(number, self._kinds["year"])
 
     def _amount(self, written: str, kind: str = "numbering") -> tuple[str, float]:
-        """Return a written number in words, and its value."""
+        """Return a number in words, and its value; ``written`` are its digits, with separators."""
         whole, decimals = _parts(written)
         if len(whole) > _MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
             return self._one_by_one(whole + decimals), 2.0
@@ -293,12 +298,12 @@ class LanguageRules:
         return " ".join(self.cardinal(int(digit)) for digit in digits if digit.isdecimal())
 
     def _form(self, forms: Sequence[str], value: float) -> str:
-        """Return the singular or the plural of a noun."""
+        """Return the noun for ``value`` things; ``forms`` are its singular and plural."""
         single = value < 2 if self.table["singular_below_two"] else value == 1
         return forms[0] if single else forms[1]
 
     def _kind_before(self, noun: str) -> str:
-        """Return the form of a number before a noun: by the end of the noun."""
+        """Return the form of a number before ``noun``, see ``cardinal``, by the ending of the noun."""
         word = noun.lower()
         if word in self._not_nouns or (self.table["nouns_are_capital"] and not noun[:1].isupper()):
             return "numbering"
@@ -317,7 +322,7 @@ class LanguageRules:
         return self._apart(found, f" {self.table['dot']} ".join(self._amount(part)[0] for part in found[0].split(".")))
 
     def _is_named(self, found: re.Match[str]) -> bool:
-        """Whether the number is a name, such as a day of a month, after an article of its own: "el 21 ganó"."""
+        """Whether the number is used as a noun, such as a day of a month, after an article: "el 21 ganó"."""
         before = found.string[: found.start()].split()
         return (before[-1].lower() if before else self._before) in self.table["names_after"]
 
@@ -325,7 +330,7 @@ class LanguageRules:
         return self._apart(found, self._amount(found[0])[0])
 
     def _apart(self, found: re.Match[str], said: str) -> str:
-        """Return what is said for a part of a word, such as the digits of A4 and 5G, apart from its letters."""
+        """Return ``said``, the words for a match, with spaces where letters adjoin the match, as in "A4" and "5G"."""
         text = found.string
         left = " " if found.start() and text[found.start() - 1].isalnum() else ""
         right = " " if found.end() < len(text) and text[found.end()].isalnum() else ""
@@ -364,7 +369,7 @@ class LanguageRules:
         return self._words(int(found["number"]), kind)
 
     def _with_dotted_ordinals(self, text: str, before: str) -> str:
-        """Read "3." as an ordinal where an article or a noun tells that it is one; its ending follows the article."""
+        """Put "3." into words as an ordinal if an article or noun shows that it is one; the article sets its ending."""
         words = text.split()
         for place, word in enumerate(words):
             digits = word.removesuffix(".")
@@ -381,7 +386,7 @@ class LanguageRules:
         return " ".join(words)
 
     def _first_of_month(self, text: str) -> str:
-        """Read the first day of a month as the language does, if that is not as a number."""
+        """Put the first day of a month into words, if the language uses an ordinal for it ("1er mai" in French)."""
         if not (first := self.table["first_day"]):
             return text
         words = text.split()
@@ -497,7 +502,7 @@ class LanguageRules:
 
 
 def _parts(written: str) -> tuple[str, str]:
-    """Return the digits of a number before and behind its decimal mark."""
+    """Return the digits of a number before and after its decimal mark."""
     number = re.sub(r"[’'\u00a0\u202f ]", "", written)
     if "." in number and "," in number:
         mark = max(number.rfind("."), number.rfind(","))
@@ -525,7 +530,7 @@ _SAME_SIGNS: Final = str.maketrans("‘’‐‑–", "''---")
 
 
 class TextWord(NamedTuple):
-    """A word with the signs around it, and its place in the text, in characters."""
+    """A word with the punctuation around it, and its start and end in the text, in characters."""
 
     text: str
     start: int
@@ -535,9 +540,9 @@ class TextWord(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One or more words of the text. ``said`` is how they are said; empty for a word without an entry.
+    """One or more words of the text, and how they are said (``said``); ``said`` is () for a word without an entry.
 
-    ``said`` has the parts in order: what an entry says, or (False) signs and parts of words that it does not cover.
+    ``said`` has parts in order: (text of an entry, True), or (text that no entry covers, such as punctuation, False).
     """
 
     word: TextWord
@@ -545,18 +550,18 @@ class Reading(NamedTuple):
 
 
 class _Entry:
-    """What a lexicon says of some words, in whatever case."""
+    """The entry of a lexicon for one or more words; how the words are said may depend on their case."""
 
     __slots__ = ("as_written", "in_any_case", "units")
 
     def __init__(self, units: int) -> None:
         self.units = units
-        #: How the words are said; and how they are said that are only meant with these very capitals.
+        #: How the words are said in any case; and how they are said with exactly these capitals.
         self.in_any_case: str | None = None
         self.as_written: dict[str, str] = {}
 
     def add(self, units: list[str], joined: str, said: str) -> None:
-        """Add how the words are said, which are written as ``joined``."""
+        """Add that the words ``units``, written as ``joined``, are said as ``said``."""
         if any(len(unit) > 1 and unit[1:] != unit[1:].lower() for unit in units):
             self.as_written[joined] = said
         else:
@@ -566,8 +571,8 @@ class _Entry:
 class Lexicon:
     """How words are said: ``entries`` maps a word, or several with spaces, to a text that is read in its place.
 
-    Entries match whole words. They match in any case, except those with a capital inside a word (``iPhone``, ``US``),
-    which match as they are written, and before others. Of entries that differ in case only, the last one counts.
+    Entries match whole words in any case. Entries with a capital inside a word (``iPhone``, ``US``) match only as they
+    are written, and take precedence. Among entries that differ only in case, the last one counts.
     """
 
     def __init__(self, entries: Mapping[str, str]) -> None:
@@ -591,9 +596,10 @@ class Lexicon:
             path.append(place)
 
     def find(self, units: list[_Unit], begin: int, *, final: bool) -> tuple[int, str | None] | None:
-        """Return where the longest entry from ``begin`` on ends, and how it is said; None is how one unit is said.
+        """Find the longest entry from ``begin`` on; return the index after its last unit, and how it is said.
 
-        Returns None while further units may make an entry of them, unless ``final``.
+        If there is no entry, the result is (``begin`` + 1, None). Returns None if further units may complete an entry;
+        ``final``: no further units follow.
         """
         if units[begin].folded not in self.firsts:
             return begin + 1, None
@@ -638,21 +644,24 @@ def _lexicon_of(entries: tuple[tuple[str, str], ...]) -> Lexicon:
 
 
 def lexicon_of(entries: Mapping[str, str]) -> Lexicon:
-    """Return the Lexicon of some entries, which is made once for all answers of a session, or of all sessions.
+    """Return the Lexicon with these entries, from a cache that all answers and sessions share.
 
-    The longest takes some 20 ms and a megabyte; ``prepare`` it first.
+    A large Lexicon takes about 20 ms to make, and a megabyte; call ``prepare`` before, to make it in a thread.
     """
     return _lexicon_of(tuple(entries.items()))
 
 
 async def prepare(entries: Mapping[str, str]) -> None:
-    """Make the Lexicon of some entries, in a thread if there are many."""
+    """Make the Lexicon with these entries in a thread, so that ``lexicon_of`` returns it without delay."""
     if len(entries) > _MANY:
         await asyncio.to_thread(lexicon_of, entries)
 
 
 class _Unit(NamedTuple):
-    """A run of letters and digits, or another single sign. The ``word`` that it is part of is None for a space."""
+    """A unit of text: a run of letters and digits, or any other single character.
+
+    ``word`` is the word to which the unit belongs; None for a space.
+    """
 
     folded: str
     text: str
@@ -667,8 +676,8 @@ _SPACE: Final = _Unit(" ", " ")
 class LexiconReader:
     """A reader of words in order, which finds the longest entry of ``lexicon`` at each place, from left to right.
 
-    It holds words back while an entry of several words may go on. Time is linear in the length of the text, and does
-    not depend on the number of entries.
+    The reader holds words back while they may be the beginning of an entry of several words. The time is linear in the
+    length of the text, and does not depend on the number of entries.
     """
 
     def __init__(self, lexicon: Lexicon) -> None:
@@ -681,12 +690,12 @@ class LexiconReader:
 
     @property
     def held(self) -> str:
-        """The last word that is held back; empty if none is."""
+        """The last word that is held back; "" if no word is held back."""
         word = self._units[-1].word if self._units else None
         return word.text if word is not None else ""
 
     def feed(self, word: TextWord) -> list[Reading]:
-        """Return the readings that ``word`` completes."""
+        """Add the next word, and return the readings that are complete."""
         units = [(unit.casefold(), unit) for unit in _units(word.text)]
         if not self._units and not any(folded in self._lexicon.firsts for folded, _ in units):
             return [Reading(word)]
@@ -710,7 +719,7 @@ class LexiconReader:
         del units[:begin]
 
     def _take(self, units: list[_Unit], how: str | None) -> Reading | None:
-        """Add units, which are said as ``how``, to the reading; return the reading if its last word is complete."""
+        """Add units, said as ``how`` (None: as written), to the current reading; return it at the end of a word."""
         for unit in units:
             if unit.word is not None and (not self._words or self._words[-1] is not unit.word):
                 self._words.append(unit.word)

@@ -1,6 +1,6 @@
-"""SpeakableText: converts a model's text to what a voice should read, while the text is being written.
+"""SpeakableText: a converter of a model's text to its spoken form, which a voice reads, while the text is written.
 
-WrittenWords does the reverse: it finds the written word that a spoken word stands for.
+WrittenWords does the reverse: it finds the written word for which a spoken word stands.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ _TEXTS: Final = frozenset(("text", "txt", "plaintext", "plain", "markdown", "md"
 
 
 class Spoken(NamedTuple):
-    """A piece of the spoken form: ``text`` is read for the written text from ``start`` to ``end``, in characters.
+    """A piece of the spoken form: ``text`` is read in place of the written text from ``start`` to ``end``.
 
-    ``written`` is the written text without its markup: "$20" for "twenty dollars". It is empty for spaces and pauses,
-    and for words that are not in the written text, which only have a position, ``start == end``.
+    ``written`` is this written text without its markup: "$20" for "twenty dollars". It is "" for spaces and pauses, and
+    for words that are not in the written text; such words only have a position, ``start == end``. Positions are in
+    characters.
     """
 
     text: str
@@ -78,11 +79,11 @@ class SpeakableText:
 
     Markup, links, emoji and code are removed, and numbers, dates, units, abbreviations and signs are put into words, in
     English and the LANGUAGES of ``languages``. In another ``language`` (RFC 5646), or where that is not known (""),
-    only the language-independent changes are made. In a ``literal`` text nothing is taken for markup or removed;
-    numbers, dates and units are put into words. Words of the ``lexicon`` are said as it says, in any language. The
+    only the language-independent changes are made. A ``literal`` text has no markup, and nothing is removed from it;
+    numbers, dates and units are put into words. Words in the ``lexicon`` are replaced as it says, in any language. The
     result does not depend on how the text is cut into pieces. Time is linear in the length of the text, and memory is
     bounded: at most a word, a row of a table, or a few words that are read together, are held back until the following
-    text is known. ``rest`` returns them.
+    text is known. ``rest`` returns the text held back.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class SpeakableText:
         self._skipping_line = False
 
     def feed(self, text: str) -> list[Spoken]:
-        """Return the spoken form of what ``text`` completes."""
+        """Add ``text``, and return the spoken form of the text that is complete now."""
         for start in range(0, len(text), MAX_WORD):
             self._raw += text[start : start + MAX_WORD]
             self._read(final=False)
@@ -131,7 +132,7 @@ class SpeakableText:
         return not self._fence and held.endswith((".", "!", "?", "…"))
 
     def rest(self) -> list[Spoken]:
-        """Return the spoken form of the text held back, as if the text ended. Later text continues the same line."""
+        """Return the spoken form of the text held back, as if the text ended. Further text continues the same line."""
         self._read(final=True)
         self._flush_item(alone=True)
         self._flush()
@@ -153,7 +154,7 @@ class SpeakableText:
         self._offset += at
 
     def _read_unit(self, raw: str, at: int, *, final: bool) -> int | None:
-        """Process the unit of ``raw`` (such as a word) at ``at``; return where it ends, None while that is unknown."""
+        """Process the unit of ``raw`` (such as a word) at index ``at``; return its end, None while it is not known."""
         if self._skipping_line:
             end = raw.find("\n", at)
             self._skipping_line = end < 0
@@ -219,7 +220,7 @@ class SpeakableText:
         self._before = ""
 
     def _space(self, at: int) -> None:
-        """Process white space within a line. After a pause it is passed on at once, as further text may take long."""
+        """Process white space within a line. After punctuation it is output immediately: further text may take long."""
         holds = self._group or self._held_word
         if not holds and self._last in _PAUSES + _CLOSERS and not self._gap:
             self._say(" ", at, at + 1)
@@ -229,7 +230,7 @@ class SpeakableText:
     # Blocks.
 
     def _begins_block(self, word: str, start: int) -> bool:
-        """Whether a word at the start of a line is markup of a block, not text."""
+        """Process a word at the start of a line if it is the markup of a block; return whether it is."""
         if (fence := _FENCE.fullmatch(word)) is not None:
             self._open_fence(fence[1], fence[2].lower(), start)
         elif _HEADING.fullmatch(word):
@@ -253,7 +254,7 @@ class SpeakableText:
         return True
 
     def _open_fence(self, marks: str, language: str, start: int) -> None:
-        """Begin a block of code, which is not read aloud: a sentence says that code was skipped."""
+        """Begin a block of code: it is not read, and a sentence in its place says that there is code."""
         self._skipping_line = True
         if self._text_fence and marks.startswith(self._text_fence):
             self._text_fence = ""
@@ -266,7 +267,7 @@ class SpeakableText:
                 self._say(self._phrases["code_of"].format(name) if name else self._phrases["code"], start, start)
 
     def _flush_item(self, *, alone: bool) -> None:
-        """Output the number of a list item: "one, " before its text, a plain number if it is ``alone`` in its line."""
+        """Output the number of a list item: as "one, " before the item's text, as a plain number if it is ``alone``."""
         if self._item is None:
             return
         (number, start, end, _), self._item = self._item, None
@@ -309,7 +310,7 @@ class SpeakableText:
         self._inline(word, start, end)
 
     def _inline(self, word: str, start: int, end: int) -> None:
-        """Process a word of a line: remove its markup, and output it once its reading is known."""
+        """Process a word of a line: remove its markup, and output it as soon as its spoken form is known."""
         cleaned = word if self._literal else self._markup.clean(word)
         if cleaned == "**" and self._rules is None:
             return
@@ -331,11 +332,11 @@ class SpeakableText:
 
     @property
     def _held_word(self) -> str:
-        """The last word that may be part of an entry of the lexicon; empty if there is none."""
+        """The last word that is held back as a possible part of an entry of the lexicon; "" if there is none."""
         return "" if self._lexicon is None else self._lexicon.held
 
     def _say_readings(self, readings: Iterable[Reading]) -> None:
-        """Output words as the lexicon says; those that it does not know are read as without it."""
+        """Output words as the lexicon says; words that are not in the lexicon are processed as without one."""
         for word, said in readings:
             if said:
                 self._flush_group()
@@ -351,7 +352,7 @@ class SpeakableText:
                 self._say_word(word.text, word.start, word.end, gap=word.gap)
 
     def _joined(self, said: Iterable[tuple[str, bool]]) -> str:
-        """Return the parts of a word as they are read: "engine x two" for "nginx-2"."""
+        """Return the parts of a Reading joined to a text, such as "engine x two" for "nginx-2"."""
         joined = ""
         for by_entry, parts in groupby(said, itemgetter(1)):
             text = (" " if by_entry else "").join(part for part, _ in parts)
@@ -380,15 +381,15 @@ class SpeakableText:
             self._flush_group()
 
     def _flush(self) -> None:
-        """Output all words that wait."""
+        """Output all words that are held back."""
         if self._lexicon is not None:
             self._say_readings(self._lexicon.rest())
         self._flush_group()
 
     def _flush_group(self) -> None:
-        """Output the words that are read together.
+        """Output the words of ``_group``, which are put into words together.
 
-        Those at either end that are read as they are written keep their own positions.
+        Words at the two ends of the group that stay as written keep their own positions.
         """
         group, self._group = self._group, []
         if not group or self._rules is None:
@@ -413,7 +414,7 @@ class SpeakableText:
             self._say_word(word.text, word.start, word.end, gap=word.gap)
 
     def _remember(self, word: str) -> None:
-        """Keep ``word`` as context of the next words; nothing is kept of a sentence that has ended."""
+        """Keep ``word`` as context for the next words; the end of a sentence clears the context."""
         before = self._before.split(" ")[1 - _REMEMBERED :] if self._before and len(word) < _MAX_REMEMBERED else []
         self._before = "" if word.endswith((".", "!", "?")) else " ".join([*before, word.strip(_MARKS)]).strip()
 
@@ -448,8 +449,9 @@ _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»„¿¡।。，、：；�
 class WrittenWords:
     """A converter of word times and ends of clauses from the spoken form, which a voice reads, to the written text.
 
-    A written word that is read as several ("$20") lasts from the first to the last of them, and is returned after the
-    last. Words without a written form are returned as they are read. Each word returned has its position in the text.
+    A written word that is read as several spoken words ("$20") lasts from the first to the last of them, and is
+    returned after the last. Words without a written form are returned as they are read. Each returned word has its
+    position in the written text.
     """
 
     def __init__(self) -> None:
@@ -464,7 +466,7 @@ class WrittenWords:
         self._open: tuple[Spoken, int, int] | None = None
 
     def add(self, pieces: Iterable[Spoken]) -> None:
-        """Note the next pieces that the voice is given."""
+        """Add the next pieces of the spoken form that are given to the voice."""
         for piece in pieces:
             self._pieces.append(piece)
             self._unread += piece.text
@@ -472,7 +474,7 @@ class WrittenWords:
             self._drop_first()
 
     def place(self, words: Iterable[Word]) -> tuple[Word, ...]:
-        """Return the written words that ``words``, the next words reported by the voice, complete."""
+        """Add ``words``, the next words that the voice reports, and return the written words that are complete."""
         placed: list[Word] = []
         for word in words:
             piece = self._piece_of(word.text.strip().lower())
@@ -491,20 +493,23 @@ class WrittenWords:
         return tuple(placed)
 
     def written_end(self, end: int) -> int:
-        """Return the position in the written text for ``end``, a position in the spoken form that never decreases."""
+        """Return the position in the written text for ``end``, a position in the spoken form.
+
+        ``end`` must not decrease from call to call.
+        """
         while self._pieces and self._begin + len(self._pieces[0].text) <= end:
             self._drop_first()
         return self._written
 
     def rest(self) -> tuple[Word, ...]:
-        """Return the written word that is being read, if any: the voice has gone on, or ended."""
+        """End the written word that is being read, if any, and return it: the voice has gone on, or has ended."""
         if self._open is None:
             return ()
         (piece, start_ms, end_ms), self._open = self._open, None
         return (Word(piece.written.strip(_AROUND) or piece.written, start_ms, end_ms, piece.end),)
 
     def _piece_of(self, word: str) -> Spoken | None:
-        """Return the piece that contains ``word``, the next word that is read; None if it is not found."""
+        """Return the piece that contains ``word``, the next spoken word; None if no piece contains it."""
         found = self._unread[self._read : self._read + MAX_SKIPPED + len(word)].lower().find(word) if word else -1
         if found < 0:
             return None
@@ -611,7 +616,7 @@ class InlineMarkup:
         self._skipping: str | None = None
 
     def end_line(self) -> None:
-        """Note the end of a line, after which only a comment continues."""
+        """End the line, and with it all open markup except a comment."""
         self._in_code = self._dollar = self._after_number = self._after_sign = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
@@ -699,7 +704,7 @@ class InlineMarkup:
         return word
 
     def _without_dollars(self, word: str) -> str:
-        """Return ``word`` without dollar signs around a formula; those of money stay."""
+        """Return ``word`` without dollar signs around a formula; dollar signs of amounts of money stay."""
         behind = self._after_number and _BARE_DOLLAR.fullmatch(word)
         if not self._dollar and (behind or _DOLLARS_BEHIND.fullmatch(word)):
             return word
@@ -711,7 +716,7 @@ class InlineMarkup:
 
 
 def _without_star(match: re.Match[str]) -> str:
-    """Return the meaning of stars: "×" or "^" between numbers or variables; "" if they are markup."""
+    """Return the replacement of matched stars: "×" or "^" between numbers or variables; "" if they are markup."""
     marks, before = match[0], match.string[max(0, match.start() - 2) : match.start()]
     if marks not in ("*", "**") or not before or match.string.startswith("*"):
         return ""
@@ -727,7 +732,7 @@ def _without_star(match: re.Match[str]) -> str:
 
 
 def _code(word: str) -> str:
-    """Return a word of code as it is read: a name of several words, such as "max_size", is split into them."""
+    """Return the spoken form of a word of code: "max_size" becomes "max size"."""
     if not word.isascii():
         word = _EMOJI.sub("", word)
     return word.replace("_", " ").replace("()", "")
@@ -766,7 +771,7 @@ _NO: Final = frozenset(("❌", "✗", "✘", "✖", "✖️"))
 
 
 class TableWord(NamedTuple):
-    """A word of a row with its position. Labels and pauses are not in the written row: for them ``start == end``."""
+    """A word of a table's row with its position. Labels and pauses are not written there and have ``start == end``."""
 
     text: str
     start: int
@@ -776,8 +781,8 @@ class TableWord(NamedTuple):
 class SpokenTable:
     """A converter of the lines of a table to sentences: "Alice: Age 30, City Paris." for a row.
 
-    The first line is held back until the next one shows whether it has the names of the columns. These are said before
-    each value except the first, which names the row, so that listeners know the column of a value.
+    The first line is held back until the next one shows whether the first has the names of the columns. The name of a
+    column is said before each value in it, except in the first column, whose values name the rows.
     """
 
     def __init__(self, phrases: Mapping[str, str]) -> None:
@@ -787,7 +792,7 @@ class SpokenTable:
         self._begun = False
 
     def feed(self, line: str, at: int) -> list[TableWord]:
-        """Return the words of the rows that ``line``, at position ``at`` of the text, completes."""
+        """Add ``line``, at position ``at`` of the text, and return the words of the rows that can be read now."""
         line = line.rstrip()
         if _DELIMITERS.fullmatch(line):
             if self._held is not None:
@@ -802,7 +807,7 @@ class SpokenTable:
         return rows + self._row(line, at)
 
     def end(self) -> list[TableWord]:
-        """Note the end of the table; return the words of the row that was held back."""
+        """End the table, and return the words of the row that was held back."""
         rows = self._row(*self._held) if self._held is not None else []
         self._held, self._names, self._begun = None, [], False
         return rows

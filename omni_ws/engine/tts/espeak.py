@@ -63,9 +63,9 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes
 
 
 class Espeak:
-    """The synthesiser: streams speech at 22.05 kHz with word times.
+    """The Synthesiser espeak-ng, which streams speech at 22.05 kHz with word times.
 
-    Voices are named by the English name of their language; the English voices come first.
+    A voice's name is the English name of its language; the English voices come first.
     """
 
     def __init__(self) -> None:
@@ -99,10 +99,11 @@ class Espeak:
         self._synthesise(plain, asked.voice, asked.speed)
 
     def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
-        """Return the words of a text as a voice pronounces them in it.
+        """Return the words of ``text`` as the voice pronounces them.
 
-        Events tell the places of words, but of phonemes only seven bytes and no length; the other interface has all of
-        them, and no places. Both have the same words, as a rule.
+        espeak-ng has two interfaces: its events have the positions of words, but cut the phonemes' names to seven
+        bytes; ``espeak_TextToPhonemes`` has whole names, but no positions. Usually both find the same words, and are
+        combined; otherwise the words of the events are returned.
         """
         plain = text.replace("\0", " ")
         words = self._pronounced = []
@@ -116,7 +117,7 @@ class Espeak:
         return words
 
     def _phonemes(self, text: str) -> list[list[str]]:
-        """Return the phonemes of each word of a text, in the voice that spoke last."""
+        """Return the phonemes of each word of ``text``, as the voice pronounces them that was used last."""
         encoded = ctypes.create_string_buffer(text.encode())
         rest, words = ctypes.c_void_p(ctypes.addressof(encoded)), list[list[str]]()
         while rest.value:
@@ -140,7 +141,7 @@ class Espeak:
             self._listener = None
 
     def interrupt(self) -> None:
-        """Nothing takes long here."""
+        """Do nothing: espeak-ng is so fast that an interruption is not needed."""
 
     def _declare(self) -> None:
         functions: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
@@ -178,7 +179,7 @@ class Espeak:
             function.restype, function.argtypes = result, list(arguments)
 
     def _listed_voices(self) -> tuple[dict[str, str], dict[str, bytes]]:
-        """Return language and identifier of each voice by its name. Only the identifier finds a voice reliably."""
+        """Return languages and identifiers of the voices, by name. Only the identifier selects a voice reliably."""
         languages: dict[str, str] = {}
         identifiers: dict[str, bytes] = {}
         listed = self._espeak.espeak_ListVoices(None)
@@ -219,7 +220,7 @@ class Espeak:
                 words[-1].phonemes.append(event.id.decode("utf-8", "ignore"))
 
     def _words(self, events: Any) -> list[SpokenWord]:
-        """Return the words that ended in the chunk of audio that ``events`` belong to."""
+        """Return the words that ended in a chunk of audio; ``events`` are the events of this chunk."""
         words: list[SpokenWord | None] = []
         place = 0
         while (event := events[place]).type:
@@ -236,7 +237,7 @@ class Espeak:
 
 
 def _find() -> tuple[str, bytes | None, str]:
-    """Return the path of the library, the path of its data (None: the built-in one), and its origin, for people."""
+    """Find the library; return its path, the path of its data (None: the built-in one), and a text about its origin."""
     try:
         import espeakng_loader
     except ImportError:
@@ -258,13 +259,13 @@ _CLOSING: Final = "\"'`.,:;!?)}]”’»、。，；：！？」』）"
 
 
 class WordTimes:
-    """A converter of the events that espeak-ng reports while it speaks a text to the words of the text, with times.
+    """A converter of espeak-ng's events to the timed words of the text that it speaks.
 
     Times are in milliseconds from the start of the text's audio.
 
-    A word is what stands between white space, without the punctuation around it, or one letter of a script that is
-    written without spaces. Of the words that espeak-ng reports, only the positions in the text are used: it reports
-    several in a number ("21" is two, "3.5" three, all at positions inside it), and their lengths are often wrong.
+    A word is a run of characters without white space, without the punctuation around it, or one letter of a script that
+    is written without spaces. espeak-ng's own words are not used, only their positions in the text: it reports several
+    words in a number ("21" is two words, "3.5" three, all at positions inside the number), and often wrong lengths.
     """
 
     def __init__(self, text: str) -> None:
@@ -278,7 +279,7 @@ class WordTimes:
         self._silent_from_ms: int | None = None
 
     def begins(self, position: int, at_ms: int) -> SpokenWord | None:
-        """Note that the character at ``position`` begins to be spoken; return the word that ended before it, if any."""
+        """Note that the speech of the character at ``position`` begins; return the word that ended before, if any."""
         if not self._starts:
             return None
         token = max(0, bisect_right(self._starts, position) - 1)
@@ -304,7 +305,11 @@ class WordTimes:
             self._silent_from_ms = at_ms
 
     def ends(self, at_ms: int, *, before: int | None = None) -> SpokenWord | None:
-        """End the word being spoken, at the pause before if there is one; return the word if any of it was audible."""
+        """End the word being spoken; return the word if it was audible.
+
+        The word ends where the pause before ``at_ms`` began, if there is one. ``before`` is the index in the text of
+        the next word.
+        """
         word, self._word = self._word, None
         if word is None:
             return None

@@ -1,4 +1,4 @@
-"""The neural synthesisers: hibari, for English, and Kokoro. Imported only by the voice worker, since they are large."""
+"""The neural synthesisers Hibari, for English, and Kokoro. Only the voice worker imports them, since they are large."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _TRIAL: Final = "Hello."
 
 
 class Hibari:
-    """The synthesiser: speaks at 24 kHz, a clause at a time, with word times. The same text gives the same samples.
+    """The Synthesiser of the package hibari-tts: English at 24 kHz, a clause at a time, with word times. Deterministic.
 
-    An inner value of its network, the end of each phoneme, is made an additional output. If a file of the network does
-    not have this value, the voice speaks without word times.
+    Word times come from an inner value of the network, the end of each phoneme, which is made an additional output. If
+    the network in a file has no such value, the voice speaks without word times.
     """
 
     def __init__(self, file: Path) -> None:
@@ -79,10 +79,13 @@ class Hibari:
                 return
 
     def interrupt(self) -> None:
-        """Nothing takes long here."""
+        """Do nothing: hibari is so fast that an interruption is not needed."""
 
     def _loaded(self, content: bytes, file: Path) -> tuple[OnnxNetwork, Sequence[str]]:
-        """Return the network and the names of the outputs to request. The network has spoken a word as a test."""
+        """Load the network in ``content``, and let it speak a word as a test.
+
+        Returns the network and the names of the outputs to request. Raises NoVoice.
+        """
         ids = next(self._reader.pieces(_TRIAL)).ids
         for outputs, content_tried in (((*_SPECTRA, _ENDS), with_output(content, _ENDS)), (_SPECTRA, content)):
             try:
@@ -101,7 +104,7 @@ class Hibari:
     def _samples(
         self, network: OnnxNetwork, outputs: Sequence[str], ids: Sequence[int], speed: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the samples, and the end of each phoneme in them; without word times the latter is empty."""
+        """Return the samples, and the index in them at which each phoneme ends; no ends if there are no word times."""
         # Asked to be faster, the network makes many sounds too short to be understood; frames are left out instead.
         inputs: dict[str, NDArray[Any]] = {
             "ids": np.asarray([ids], np.int64),
@@ -120,7 +123,7 @@ class Hibari:
 
 
 class SpokenPieces:
-    """Gives a listener the pieces of a text, one after the other, without the silence before each."""
+    """A sender of the spoken pieces of a text to a listener, without the silence at the beginning of each piece."""
 
     def __init__(self, listener: SynthesisListener) -> None:
         self._listener = listener
@@ -129,9 +132,10 @@ class SpokenPieces:
     def say(
         self, samples: NDArray[np.float32], words: Sequence[ReadWord], ends: NDArray[np.float64], speed: float
     ) -> bool:
-        """Give the next piece, whose phonemes end at ``ends`` in its samples, if that is known; says whether to go on.
+        """Send the next piece to the listener; return whether to go on.
 
-        The networks of Kokoro and of hibari, which learned from it, tell that equally late.
+        ``ends`` are the indices in ``samples`` at which its phonemes end; empty if they are not known. The networks of
+        hibari and Kokoro report these ends late by the same time, which is corrected here.
         """
         begin, end = audible_part(samples) or (0, len(samples))
         cut = max(0, begin - _LEAD_SAMPLES)
@@ -157,7 +161,7 @@ def _timed(words: Sequence[ReadWord], ends_ms: NDArray[np.float64]) -> list[Spok
 
 
 def with_output(model: bytes, name: str) -> bytes:
-    """Return an ONNX model with its inner value ``name`` as an additional output, the last one.
+    """Return an ONNX model with its inner value ``name`` as an additional last output.
 
     Fields that are appended to a Protocol Buffers message are merged into it, so no ONNX package is needed.
     """
@@ -194,7 +198,7 @@ _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»–—¿¡„।"
 
 
 class ReadWord(NamedTuple):
-    """A word as it is written; ``first`` and ``last`` are the positions of its phonemes in the ReadPiece."""
+    """A written word; ``first`` and ``last`` are the indices of its first and last phoneme in a ReadPiece's ``ids``."""
 
     text: str
     first: int
@@ -202,16 +206,17 @@ class ReadWord(NamedTuple):
 
 
 class ReadPiece(NamedTuple):
-    """A part of a text for the network: the numbers of its phonemes, and the words that they form."""
+    """A part of a text, as input of the network: the IDs of its phonemes, and the words that they form."""
 
     ids: list[int]
     words: list[ReadWord]
 
 
 class _Word(NamedTuple):
-    """A word to be spoken.
+    """A spoken word: the IDs of its phonemes and punctuation marks.
 
-    ``written`` is "" if the word continues the written word before it, None if it stands for nothing in the text.
+    ``written`` is its written form; "" if it continues the written word before it, None if it stands for nothing in the
+    text. ``sounds`` are the indices of the phonemes in ``ids``. ``pauses``: a pause follows.
     """
 
     written: str | None
@@ -221,21 +226,21 @@ class _Word(NamedTuple):
 
 
 class Alphabet:
-    """The phonemes that the networks of hibari and Kokoro speak, and how words of them become pieces."""
+    """The IDs of the phonemes and marks that the networks of hibari and Kokoro know; it makes ReadPieces of words."""
 
     def __init__(self) -> None:
         vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_bytes()
         self._ids = msgspec.json.decode(vocabulary, type=dict[str, int])
 
     def word(self, written: str | None, phonemes: str) -> _Word:
-        """Return the word that these phonemes and marks are; see ``_Word``. Others are left out."""
+        """Return a ``_Word`` of ``phonemes``, which include punctuation marks; unknown characters are left out."""
         known = [phoneme for phoneme in phonemes if phoneme in self._ids]
         sounds = [place for place, phoneme in enumerate(known) if phoneme not in _MARKS]
         ids = [self._ids[phoneme] for phoneme in known]
         return _Word(written, ids, sounds, bool(known) and known[-1] in _PAUSES)
 
     def pieces(self, words: Sequence[_Word]) -> Iterator[ReadPiece]:
-        """Yield words in pieces of at most MAX_PHONEMES, or of one word. What cannot be spoken is skipped."""
+        """Yield ``words`` in pieces of at most MAX_PHONEMES, or of one longer word; skip pieces without sound."""
         for piece in _cut(words):
             if any(word.sounds for word in piece):
                 yield self._joined(piece)
@@ -256,9 +261,9 @@ class Alphabet:
 
 
 class HibariReader:
-    """A converter of text to the phonemes that the network speaks, with the position of each word in them.
+    """A converter of English text to phonemes for the network, with the positions of the words in them.
 
-    Uses the rules and the dictionary of the package hibari-tts.
+    It uses the rules and the dictionary of the package hibari-tts; in this class, *the package* is this one.
     """
 
     def __init__(self, *, british: bool = False) -> None:
@@ -269,7 +274,7 @@ class HibariReader:
         self._alphabet = Alphabet()
 
     def pieces(self, text: str) -> Iterator[ReadPiece]:
-        """Yield ``text`` in pieces of at most MAX_PHONEMES, or of one word. Text that cannot be spoken is skipped."""
+        """Yield ``text`` in pieces of at most MAX_PHONEMES, or of one longer word; skip text that cannot be spoken."""
         written, plain = _plain_words(text)
         # It joins what marks part.
         normal = [part for word in self._normalize(" ".join(plain)).split() for part in _parts(word, _MAX_WORD)]
@@ -298,7 +303,7 @@ class HibariReader:
     def _phonemes(self, words: Sequence[str]) -> list[str]:
         """Return the phonemes of each word.
 
-        Raises the exceptions of the package, and ValueError if it finds a different number of words.
+        Raises the exceptions of the package, and ValueError if the package finds a different number of words.
         """
         spoken, current = [], ""
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(" ".join(words))):
@@ -314,7 +319,7 @@ class HibariReader:
 
 
 def _plain_words(text: str) -> tuple[list[str], list[str]]:
-    """Return the words of ``text``, as they are written and as the package is to read them, in two lists.
+    """Return the words of ``text`` in two lists: as they are written, and as the package hibari-tts is to read them.
 
     If a word is split for the package, its first part has the whole written form, and the other parts have "".
     """
@@ -327,7 +332,7 @@ def _plain_words(text: str) -> tuple[list[str], list[str]]:
 
 
 def _plain(word: str) -> str:
-    """Return ``word`` for the package: without brackets, unprintable characters and repeated marks.
+    """Return ``word`` for the package hibari-tts: without brackets, unprintable characters and repeated marks.
 
     Long numbers and words, which the package would read slowly or fail on, are split by blanks.
     """
@@ -343,7 +348,10 @@ def _parts(word: str, length: int) -> list[str]:
 
 
 def _told_as(written: Sequence[str], plain: Sequence[str], normal: Sequence[str]) -> list[str | None]:
-    """Return the written form of each word of ``normal``, the package's normalised form of ``plain``; see ``_Word``."""
+    """Return the written form (see ``_Word``) of each word of ``normal``, the package's normalised form of ``plain``.
+
+    ``written`` has the written forms of the words of ``plain``.
+    """
     if plain == normal:
         return list(written)
     told: list[str | None] = [None] * len(normal)
@@ -378,7 +386,7 @@ _TAGGER_WEIGHTS: Final = b',"weights":'
 
 
 def hibari_g2p(*, british: bool = False) -> Any:
-    """Return a ``G2P`` of the package whose dictionaries are PackedEntries. Its results are the same."""
+    """Return a ``G2P`` of the package hibari-tts whose dictionaries are PackedEntries; the results are the same."""
     from hibari.g2p import G2P
     from hibari.g2p.lexicon import Lexicon
     from hibari.g2p.tagger import Tagger
@@ -400,7 +408,7 @@ def hibari_g2p(*, british: bool = False) -> Any:
 
 
 class _UnknownWords:
-    """A function from words that are in no dictionary to phonemes, by a network that is loaded for the first word."""
+    """A function that returns the phonemes of a word in no dictionary, by a network that the first call loads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -418,7 +426,7 @@ class _UnknownWords:
         return phonemes
 
     def run(self, _: None, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run the network. The package calls this method, as it would that of an ONNX Runtime session."""
+        """Run the network. The package hibari-tts calls this method: this object replaces its ONNX Runtime session."""
         assert self._network is not None
         return self._network.computed(["ids"], inputs)
 
@@ -440,11 +448,11 @@ _KEPT_VALUES: Final = 2048
 
 
 class PackedEntries:
-    """A large JSON object as a read-only dict that keeps the JSON text, in a sixth of the memory of a dict.
+    """A read-only mapping over the text of a large JSON object, which takes a sixth of the memory of a dict.
 
-    Callers must not change the values that ``get`` returns. Not thread-safe.
-    ``text`` is UTF-8 without white space between the entries, and escapes only what JSON must. Each value is a string,
-    or an object of strings and numbers. There is at least one entry.
+    ``text`` is UTF-8 without white space between the entries, and with only the escapes that JSON requires. Each value
+    is a string, or an object of strings and numbers. There is at least one entry. Callers must not change the values
+    that ``get`` returns. Not thread-safe.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -502,10 +510,16 @@ _SPEED_TRIAL: Final = "The capital of Portugal is Lisbon."
 
 
 class Kokoro:
-    """Speaks at 24 kHz, each clause at once, with word times. ``interrupt`` ends what is being computed."""
+    """The Synthesiser Kokoro, which speaks at 24 kHz, a clause at a time, with word times.
+
+    ``interrupt`` ends the current computation.
+    """
 
     def __init__(self, folder: Path, *more: Path) -> None:
-        """Load the network in a folder, and measure it; all have voices. Raises NoVoice where it cannot be used."""
+        """Load the network in ``folder``, and measure its speed. Raises NoVoice if it cannot be used.
+
+        ``folder`` and the folders ``more`` have the voices.
+        """
         import onnxruntime  # which a machine with hibari's voice alone may lack
 
         options = onnxruntime.SessionOptions()
@@ -557,7 +571,7 @@ class Kokoro:
     def _samples(
         self, ids: list[int], styles: NDArray[np.float32], speed: float, options: Any
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the samples, and in them the end of each phoneme."""
+        """Return the samples, and the index in them at which each phoneme ends."""
         # Without the silence at both ends.
         style = styles[min(len(ids) - 2, len(styles)) - 1]
         inputs = {
@@ -569,7 +583,10 @@ class Kokoro:
         return samples.ravel(), np.cumsum(lengths.ravel(), dtype=np.float64) * _FRAME_SAMPLES
 
     def _measured_pace(self) -> float:
-        """Return the CPU time that a second of speech takes: the best of some tries, if the first is too long."""
+        """Measure and return the CPU time, in seconds, that a second of speech takes.
+
+        If the first measurement is longer than a second, the best of several counts.
+        """
         best = float("inf")
         for _ in range(_TRIALS):
             heard, began = _Length(), time.process_time()
@@ -606,7 +623,10 @@ _KNOWN_MARKS: Final = frozenset(';:,.!?—…"“”()')
 
 
 def pronounced_words(text: str, pronounced: Sequence[PronouncedWord]) -> Iterator[tuple[str, str]]:
-    """Yield the words of a text, which white space parts, each with its phonemes and the marks around it."""
+    """Yield each whitespace-separated word of ``text``, with its phonemes and the punctuation marks around them.
+
+    ``pronounced`` are the words that espeak-ng found in the text.
+    """
     starts, tokens, at = list[int](), text.split(), 0
     for token in tokens:
         at = text.index(token, at)
@@ -627,7 +647,7 @@ def pronounced_words(text: str, pronounced: Sequence[PronouncedWord]) -> Iterato
 
 
 def _sign(phoneme: str) -> str:
-    """Return a phoneme of espeak-ng, stressed or not, in signs of the network."""
+    """Return a phoneme of espeak-ng, stressed or not, in the network's notation."""
     stress = phoneme[: len(phoneme) - len(phoneme.lstrip(_STRESSES))]
     name = phoneme[len(stress) :].replace("-", "")
     if name in _CUT_OFF:
@@ -636,7 +656,7 @@ def _sign(phoneme: str) -> str:
 
 
 class _Length:
-    """Hears how long a text is."""
+    """A SynthesisListener that measures the duration of the audio, in seconds."""
 
     def __init__(self) -> None:
         self.sec = 0.0
@@ -646,4 +666,4 @@ class _Length:
         return True
 
     def words(self, words: list[SpokenWord]) -> None:
-        """Nothing is needed of them."""
+        """Ignore the words."""

@@ -46,7 +46,7 @@ Speak: TypeAlias = Callable[[AsyncIterator[str], OutputWriter], Awaitable[None]]
 class Voice(Component, Protocol):
     """A voice that serves any number of requests. Its attributes, except ``hosts``, are final after the start.
 
-    ``model`` is the name of the model, or of the voice that speaks unless another is asked for.
+    ``model`` is the name of the model, or of the default voice.
     """
 
     #: The names of the other machines that receive the text.
@@ -63,7 +63,10 @@ class Voice(Component, Protocol):
 
 
 def speech_capabilities(voices: tuple[str, ...], *, speaks: bool = True, **more: Any) -> EngineCapabilities:
-    """Return the capabilities of a voice that reads text as it arrives; none but that unless it ``speaks``."""
+    """Return the capabilities of a voice that reads text as it arrives. ``speaks`` False: there is no voice to speak.
+
+    ``more`` are further fields of EngineCapabilities.
+    """
     return EngineCapabilities(
         input_modalities=frozenset({Modality.TEXT}),
         output_modalities=frozenset({OutputModality.AUDIO} if speaks else ()),
@@ -76,7 +79,10 @@ def speech_capabilities(voices: tuple[str, ...], *, speaks: bool = True, **more:
 
 
 class SpeechEngine:
-    """An engine that speaks with ``voice``: a synthesiser, a Talker, or a server. After the start, it has its name."""
+    """An engine that speaks with ``voice``: a synthesiser, a Talker, or another server.
+
+    After the start, the engine has the name and the model of the voice.
+    """
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
@@ -120,7 +126,7 @@ class SpeechEngine:
 
 
 async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak) -> None:
-    """Read the input of a request aloud with ``speak``, and write a Finished with the usage unless ``speak`` does."""
+    """Have ``speak`` read the input of a request aloud; write a Finished with the usage, unless ``speak`` wrote one."""
     if OutputModality.AUDIO not in request.modalities:
         raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
     read, answer = WordCounter(), AnswerText(request.sampling)
@@ -141,7 +147,7 @@ async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak
 
 
 class _MeasuredSpeech(OutputFilter):
-    """An OutputWriter that measures the audio of a voice, and notes whether the voice writes a Finished."""
+    """An OutputWriter that measures the duration of a voice's audio, and notes whether the voice writes a Finished."""
 
     def __init__(self, out: OutputWriter) -> None:
         super().__init__(out)
@@ -159,7 +165,10 @@ class _MeasuredSpeech(OutputFilter):
 async def _text_of(
     request: GenerationRequest, share: MediaShare, read: WordCounter, answer: AnswerText
 ) -> AsyncGenerator[str, None]:
-    """Yield the text to be read aloud, as it arrives. Parts are separated by newlines, which end sentences."""
+    """Yield the text to be read aloud, as it arrives. A newline, which ends sentences, separates parts of the input.
+
+    ``read`` counts the words of the input; ``answer`` cuts the text at the limits of the request.
+    """
     last: int | None = None
     async with aclosing(decode_request(request, {Modality.TEXT}, share=share)) as parts:
         async for part in parts:
@@ -193,14 +202,15 @@ async def clause_by_clause(
     tells_words: bool = False,
     slow: bool = False,
 ) -> None:
-    """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
+    """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each clause, in order.
 
-    A voice whose ``language`` has rules (``spoken.languages``) gets numbers in words, and every voice gets words as the
-    request's lexicon says. ``speak`` counts the times of words from the beginning of their clause; they are converted
-    to times from the beginning of the audio. Unless the voice ``tells_words``, the audio has the ends of clauses in the
-    text. If it is ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause
-    is as short as possible, even if the text is complete. Otherwise the first clause of English text that a model
-    writes slowly may be a Phrase, which gets the tone and the short pause of one.
+    If there are rules for the voice's ``language`` (``spoken.languages``), numbers are put into words. Words in the
+    request's lexicon are replaced for any voice. The word times from ``speak`` count from the beginning of a clause,
+    and are converted to times from the beginning of the audio. ``tells_words``: the voice reports words; otherwise the
+    outputs have ``text_end``. ``latin_only``: the voice reads only Latin letters, and other text raises InvalidValue.
+    ``slow``: the voice is slow, so the first clause is as short as possible, even if the text is complete. For a fast
+    voice, the first clause of English text that arrives slowly from a model may be a Phrase, which is spoken with the
+    tone and the short pause of an unfinished sentence.
     """
     await load_rules(language)
     reads_numbers = not request.options.spoken_form and has_rules(language)
@@ -240,7 +250,7 @@ async def clause_by_clause(
 async def _spoken_phrase(
     text: str, speak: Callable[[str], AsyncGenerator[AudioOutput, None]]
 ) -> AsyncGenerator[AudioOutput, None]:
-    """Yield the audio of a phrase: in the tone of somebody who goes on, and with at most PHRASE_PAUSE_MS of silence."""
+    """Yield the audio of a Phrase, in the tone of an unfinished sentence, with at most PHRASE_PAUSE_MS of silence."""
     silent: list[AudioOutput] = []
     async with aclosing(speak(text if text[-1] in PHRASE_MARKS else f"{text},")) as pieces:
         async for piece in pieces:
@@ -261,9 +271,10 @@ async def _spoken_phrase(
 
 
 class SpokenClauses(ClauseSplitter):
-    """A ClauseSplitter for text that is first put into its spoken form, as SpeakableText does with literal text.
+    """A ClauseSplitter for the spoken form of a text, which SpeakableText makes of literal text.
 
-    ``written`` finds the way back from what is spoken; ``limits`` are those of a ClauseSplitter.
+    ``written`` converts positions and words of the spoken form back to the written text. ``limits`` are arguments of
+    ClauseSplitter.
     """
 
     def __init__(self, language: str, lexicon: Mapping[str, str], *, reads_numbers: bool = True, **limits: int) -> None:
@@ -290,7 +301,7 @@ class SpokenClauses(ClauseSplitter):
 
 
 def _has_latin(text: str) -> bool:
-    """Whether a text has a Latin letter, with or without an accent, or a digit."""
+    """Whether a text contains a digit or a Latin letter, with or without an accent."""
     return any(letter.isascii() and letter.isalnum() for letter in unicodedata.normalize("NFKD", text))
 
 

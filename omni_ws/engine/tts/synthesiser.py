@@ -1,6 +1,6 @@
-"""Synthesiser, the interface of speech synthesisers in the voice worker, and the worker's messages with the server.
+"""Synthesiser, the interface of speech synthesisers in the voice worker; and the messages of worker and server.
 
-Imports little, so that the worker starts fast.
+This module imports little, so that the worker starts fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class NoVoice(Exception):
-    """The synthesiser is not installed, or does not work on this machine."""
+    """Raised if a synthesiser is not installed, or does not work on this machine."""
 
 
 class SpokenWord(NamedTuple):
@@ -25,7 +25,7 @@ class SpokenWord(NamedTuple):
 
 
 class PronouncedWord(NamedTuple):
-    """A word that espeak-ng reads: where it begins in the text, and its phonemes in IPA, each of one item."""
+    """A word as espeak-ng pronounces it: the index of its begin in the text, and its phonemes in IPA, one per item."""
 
     position: int
     phonemes: list[str]
@@ -35,8 +35,8 @@ class PronouncedWord(NamedTuple):
 class VoiceFacts:
     """A description of a synthesiser.
 
-    ``synthesiser`` and ``source`` (where it was found) are for people; ``voices`` are names for requests, the default
-    first.
+    ``synthesiser`` (its name and version) and ``source`` (where it was found) are texts for the operator; ``voices``
+    are names for requests, the default first.
     """
 
     synthesiser: str
@@ -54,26 +54,26 @@ class SynthesisListener(Protocol):
     """A receiver of the audio and the words of a text while the text is being spoken."""
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
-        """Take the next samples, little-endian; return whether to go on."""
+        """Take the next samples, little-endian 16-bit mono; return whether the synthesiser is to go on."""
         ...
 
     def words(self, words: list[SpokenWord]) -> None:
-        """Take the next words, in order; their audio may be earlier or later."""
+        """Take the next words, in order; their audio may come before or after this call."""
         ...
 
 
 class Synthesiser(Protocol):
-    """A speech synthesiser. A process has one, which speaks one text at a time: the libraries keep global state."""
+    """A speech synthesiser. A process has only one, which speaks one text at a time: libraries keep global state."""
 
     @property
     def facts(self) -> VoiceFacts: ...
 
     def speak(self, asked: Speak, listener: SynthesisListener) -> None:
-        """Speak a text."""
+        """Speak the text of ``asked``, and pass its audio and words to ``listener``. Blocks."""
         ...
 
     def interrupt(self) -> None:
-        """End the text that is being spoken soon, where that would take long; nobody listens. From another thread."""
+        """Have ``speak`` end soon, if it would take long, because nobody listens. Called from another thread."""
         ...
 
 
@@ -81,9 +81,9 @@ class Synthesiser(Protocol):
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True):
-    """Order to speak ``text``; the worker answers with SpokenPcm and SpokenWords, and then Done.
+    """An order to speak ``text``; the worker answers with SpokenPcm and SpokenWords, and then Done.
 
-    ``pronounced`` are its words for a voice that cannot read the language of the text itself.
+    ``pronounced`` are the words of the text, for a voice that cannot read the language of the text itself.
     """
 
     job: int
@@ -94,7 +94,7 @@ class Speak(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pronounce(msgspec.Struct, frozen=True, tag=True):
-    """Order to tell how ``voice`` of espeak-ng pronounces ``text``; the worker answers with Pronounced, then Done."""
+    """An order to return how ``voice`` of espeak-ng pronounces ``text``; the worker answers Pronounced, then Done."""
 
     job: int
     voice: str
@@ -102,13 +102,13 @@ class Pronounce(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Order to stop speaking a job; the worker still answers with Done."""
+    """An order to stop speaking a job; the worker still answers with Done."""
 
     job: int
 
 
 class VoiceReady(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the worker; if ``facts`` is None the only one: there is no voice, because of ``reason``."""
+    """The first message of the worker. If ``facts`` is None, there is no voice because of ``reason``, and it ends."""
 
     facts: VoiceFacts | None
     reason: str = ""
@@ -129,14 +129,14 @@ class SpokenWords(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pronounced(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Pronounce."""
+    """The answer to Pronounce: the words of the text, as espeak-ng pronounces them."""
 
     job: int
     words: list[PronouncedWord]
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The end of a job: by itself, after Cancel, or, if ``failure`` is set, by an error."""
+    """A report that a job has ended: normally, after Cancel or, if ``failure`` is set, with an error."""
 
     job: int
     failure: str = ""

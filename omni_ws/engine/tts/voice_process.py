@@ -72,7 +72,7 @@ HOW_TO_GET_ONE = install_command("espeak")
 
 
 class _Job:
-    """A clause to be spoken, and its audio so far; or one to be pronounced, and its words."""
+    """An order to the worker and its results: a clause to speak and its audio, or a text to pronounce and its words."""
 
     def __init__(self, asked: Speak | Pronounce) -> None:
         self.asked = asked
@@ -85,11 +85,11 @@ class _Job:
         self._sample_rate = 0
 
     def withdraw(self) -> None:
-        """Drop all further audio: nobody reads it."""
+        """Drop all further audio, because nobody reads it."""
         self.withdrawn = True
 
     def take_words(self, words: list[SpokenWord]) -> None:
-        """Keep ``words`` until the next audio."""
+        """Keep ``words`` until the next call of ``take_audio``."""
         self._words += tuple(Word(*word) for word in words)
 
     def take_audio(self, samples: Samples, sample_rate: int) -> None:
@@ -100,7 +100,7 @@ class _Job:
             self.output.put_nowait(AudioOutput(samples, sample_rate, words))
 
     def end(self) -> None:
-        """Queue the last words, which may come after the last audio, and end the outputs."""
+        """Queue words that came after the last audio, if any, and end the outputs."""
         if self._words and self._sample_rate and not self.withdrawn:
             self.output.put_nowait(AudioOutput(NO_SAMPLES, self._sample_rate, self._words))
         self.output.close()
@@ -109,7 +109,11 @@ class _Job:
 def voice_capabilities(
     voices: tuple[str, ...], aliases: Mapping[str, str], languages: Mapping[str, str]
 ) -> EngineCapabilities:
-    """Return the capabilities of a Voice of one or more processes, which has ``voices`` of ``languages``."""
+    """Return the capabilities of a Voice of one or more processes.
+
+    ``voices`` are the names of its voices, ``aliases`` maps further names to these, and ``languages`` has the language
+    of each voice.
+    """
     return speech_capabilities(
         voices,
         speaks=bool(voices),
@@ -123,16 +127,17 @@ def voice_capabilities(
 
 
 class VoiceProcess:
-    """A Voice (hibari, Kokoro or espeak-ng): gives its worker process one job at a time, and restarts it if it dies.
+    """A Voice whose synthesiser, hibari, Kokoro or espeak-ng, runs in a worker process, which is restarted if it dies.
 
-    It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
-    no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
-    None for its usual one; ``file`` is hibari's file or Kokoro's folder, None for what the cache of weights has. With
-    ``speech_language`` the first voice of that language speaks, unless ``voice`` is one of it.
+    The worker gets one job at a time: texts of all callers are spoken in the order of arrival. If ``choice`` is AUTO
+    and there is no synthesiser, the start succeeds, but the voice cannot speak. ``default_voice`` is the name of a
+    voice of the synthesiser; None for the synthesiser's default. ``file`` is hibari's file or Kokoro's folder; None for
+    the one in the cache of weights. A request with a ``speech_language`` is spoken by the first voice of this language,
+    unless the request's ``voice`` speaks it.
 
-    For Kokoro's voices of other languages than English a ``reader``, a process of espeak-ng, tells the phonemes. By
-    default it is an own one, which starts when it is first needed. A voice that is slower than speech is refused,
-    unless it ``may_stutter``, as where nobody listens to it live.
+    For Kokoro's voices of languages other than English, the ``reader``, a process of espeak-ng, provides the phonemes.
+    With None, the voice has a reader of its own, which starts when it is first needed. A voice that is slower than
+    speech is refused at the start, unless ``may_stutter`` is set because nobody listens live.
     """
 
     hosts: tuple[str, ...] = ()
@@ -160,7 +165,7 @@ class VoiceProcess:
         self._file = file
         self._may_stutter = may_stutter
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
-        #: The process that reads other languages than English for this one; None if it reads all that it speaks.
+        #: The process that reads languages other than English for this one; None if it reads all that it speaks.
         self.reader = reader or self._own_reader
         self._starting = asyncio.Lock()
         self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
@@ -177,7 +182,7 @@ class VoiceProcess:
 
     @property
     def kind(self) -> VoiceChoice:
-        """The kind of synthesiser."""
+        """The kind of synthesiser; for AUTO, this is espeak-ng."""
         return VoiceChoice.ESPEAK if self._choice is VoiceChoice.AUTO else self._choice
 
     @property
@@ -203,7 +208,7 @@ class VoiceProcess:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
+        """The first voice of each language, by the language's code with its region ("en-us") and without it ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
         wider = {primary_subtag(language): voice for language, voice in first.items()}
         # French is that of France.
@@ -211,7 +216,7 @@ class VoiceProcess:
         return {**wider, **own, **first}
 
     def named(self, voice: str) -> str:
-        """Return the name of ``voice``, which may be given by its language."""
+        """Return the name of a voice; ``voice`` is this name, or the code of a language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
 
     @property
@@ -225,7 +230,7 @@ class VoiceProcess:
 
     @property
     def jobs(self) -> int:
-        """The number of clauses that are being spoken or wait."""
+        """The number of clauses that are being spoken or wait to be spoken."""
         return len(self._waiting) + (self._current is not None and not self._current.withdrawn)
 
     def describe(self) -> tuple[str, ...]:
@@ -286,7 +291,7 @@ class VoiceProcess:
         self._fail_all("the engine has stopped")
 
     def voice_for(self, request: GenerationRequest) -> str:
-        """Return the name of the voice that speaks a request. Raises InvalidValue if it names none of these."""
+        """Return the name of the voice that speaks a request. Raises InvalidValue if its ``voice`` is not known."""
         voice = self.voices[0] if request.voice is None else self.check(request.voice)
         language = request.speech_language
         return (
@@ -296,14 +301,14 @@ class VoiceProcess:
         )
 
     def check(self, voice: str) -> str:
-        """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
+        """Return the name of a voice, see ``named``. Raises InvalidValue if there is no such voice."""
         name = self.named(voice)
         if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        """See Voice. Raises UnsupportedParameter if there is no voice."""
+        """Speak a request, see Voice. Raises UnsupportedParameter if there is no voice."""
         if self.facts is None:
             (reason,) = self.describe()
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
@@ -344,7 +349,7 @@ class VoiceProcess:
                 yield spoken
 
     async def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
-        """Return the words of a text as a voice of espeak-ng pronounces them. Raises as ``say``."""
+        """Return the words of ``text`` as ``voice``, one of espeak-ng's, speaks them. Raises the errors of ``say``."""
         await self.start()
         job = _Job(Pronounce(self._new_number(), self.check(voice), text))
         async with aclosing(self._outputs(job)) as outputs:
@@ -353,7 +358,7 @@ class VoiceProcess:
         return job.pronounced
 
     async def _read(self, text: str, language: str) -> list[PronouncedWord]:
-        """Return the words of a text whose language the synthesiser cannot read itself."""
+        """Return the pronounced words of a text that the synthesiser cannot read itself; [] for a text that it can."""
         if self.reader is None or primary_subtag(language) == "en":
             return []
         return await self.reader.pronounced(text, language)
@@ -363,7 +368,7 @@ class VoiceProcess:
         return number
 
     async def _outputs(self, job: _Job) -> AsyncGenerator[AudioOutput, None]:
-        """Yield the outputs of a job once its turn has come; withdraw it if the caller stops early."""
+        """Queue a job, and yield its outputs; withdraw the job if the caller stops early."""
         self._waiting.append(job)
         self._give_next()
         try:
@@ -402,7 +407,7 @@ class VoiceProcess:
             self._child.kill()
 
     async def _until_death(self) -> str:
-        """Receive the worker's messages until it dies, and return why. The job that it was speaking then fails."""
+        """Handle the worker's messages until it dies; fail the job that it was speaking, and return its exit status."""
         assert self._child is not None
         try:
             while True:
@@ -495,9 +500,9 @@ VERSION: Final = "0.2.1"
 
 
 def hibari_file(file: Path | None = None) -> Path:
-    """Return the file of the voice: ``file``, or else the one in the cache of weights. Downloads nothing.
+    """Return the file of hibari's voice: ``file``, or else the file in the cache of weights. Downloads nothing.
 
-    Blocks: it reads the whole file the first time. Raises NoVoice, whose message says what to do.
+    Blocks: the first call reads the whole file. Raises NoVoice, whose message says what to do.
     """
     _check_packages("", "hibari")
     if file is not None:
@@ -510,7 +515,7 @@ def hibari_file(file: Path | None = None) -> Path:
 
 
 def kokoro_folder(folder: Path | None = None) -> Path:
-    """Return the folder of Kokoro's weights, like ``hibari_file``."""
+    """Return the folder of Kokoro's weights; see ``hibari_file``."""
     _check_packages("kokoro", "hibari", "onnxruntime")
     found = folder or fetched_folder("kokoro")
     if found is None:
@@ -519,17 +524,23 @@ def kokoro_folder(folder: Path | None = None) -> Path:
 
 
 def _more_voices() -> Path | None:
-    """Return the folder of Kokoro's voices of other languages; None without it, or without espeak-ng to read."""
+    """Return the folder of Kokoro's voices of languages other than English, which need espeak-ng.
+
+    Returns None if the folder or espeak-ng is not on this machine.
+    """
     return fetched_folder("kokoro-languages") if espeak_is_here() else None
 
 
 def espeak_is_here() -> bool:
-    """Whether espeak-ng is installed. Loads nothing of it; blocks."""
+    """Whether espeak-ng is installed. Does not load it. Blocks."""
     return find_spec("espeakng_loader") is not None or ctypes.util.find_library("espeak-ng") is not None
 
 
 def _check_packages(extra: str, *packages: str) -> None:
-    """Raise NoVoice where packages of an extra or any runtime are missing, or there is another hibari-tts."""
+    """Check that packages of the extra ``extra`` and an ONNX runtime are installed, and hibari-tts in our version.
+
+    Raises NoVoice.
+    """
     try:
         installed = version("hibari-tts")
     except PackageNotFoundError:
@@ -551,7 +562,7 @@ _FILES: Final[Mapping[VoiceChoice, Callable[[Path | None], Path]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    """Who speaks a language, and why it is not the best one; "" if it is."""
+    """The voice for a language, and its process. ``why`` says why it is not the best voice; "" if it is."""
 
     process: VoiceProcess
     voice: str
@@ -559,13 +570,14 @@ class _Speaker:
 
 
 class LanguageVoices:
-    """A Voice over one process for each kind of synthesiser that the languages of a table need.
+    """A Voice that speaks each language with the voice that a table has for it; each kind of synthesiser is a process.
 
-    ``table`` has the voices that may speak each language, as "kokoro:ef_dora", the best first. ``base`` is the voice of
-    the TTS, for all other languages. Processes start with it; one that only reads for another starts when it is first
-    needed. A request with a ``speech_language`` is spoken by its ``voice`` if that speaks this language, else as the
-    table says. The start fails without the voices of ``required`` languages, which the operator has named. The speaker
-    of the language ``first``, if it has one, speaks where no voice and no language is named.
+    ``table`` has, for each language, the voices that may speak it, such as "kokoro:ef_dora", the best first. ``base``
+    is the voice for all other languages. All processes start with ``base``, except a process that only provides
+    phonemes for another one: it starts when it is first needed. A request with a ``speech_language`` is spoken by its
+    ``voice`` if this voice speaks the language, otherwise by the voice in the table. The start fails if a language in
+    ``required``, which the operator has named, has no voice. A request that names neither voice nor language is spoken
+    by the voice for the language ``first``, if there is one.
     """
 
     hosts: tuple[str, ...] = ()
@@ -605,7 +617,7 @@ class LanguageVoices:
         return tuple(told)
 
     async def start(self) -> None:
-        """Start the base and what the table needs. Raises EngineFailed without the base, or what the operator named."""
+        """Start the base and the processes for the table. Raises EngineFailed if the base or a required voice fails."""
         await self._base.start()
         self.name, self.model = self._base.name, self._base.model
         for language, choices in self._table.items():
@@ -618,7 +630,7 @@ class LanguageVoices:
             await process.stop()
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        """See Voice. Raises as VoiceProcess."""
+        """Speak a request, see Voice. Raises the errors of ``VoiceProcess.speak``."""
         if request.voice is None and request.speech_language is None and self._first in self._speakers:
             request = replace(request, voice=self._speakers[self._first].voice)
         process = self._owner(request.voice)
@@ -628,18 +640,21 @@ class LanguageVoices:
         await process.speak(request, text, out)
 
     def _owner(self, voice: str | None) -> VoiceProcess:
-        """Return the process of a voice: the base unless another has one of this name."""
+        """Return the process that has ``voice``; the base if none has it."""
         if voice is None or voice in self._base.languages:
             return self._base
         others = (one.process for one in self._speakers.values())
         return next((process for process in others if voice in process.languages), self._base)
 
     def _speaks(self, voice: str | None, language: str | None) -> bool:
-        """Whether the client named a voice of this language."""
+        """Whether ``voice``, named by the client, speaks ``language``; False for None."""
         return voice is not None and primary_subtag(self.capabilities.voice_languages.get(voice, "")) == language
 
     async def _find_speaker(self, language: str, choices: Sequence[str]) -> None:
-        """Find the first of some voices that starts. Raises EngineFailed if none does for a required language."""
+        """Start the voices of ``choices`` in order until one succeeds; it becomes the speaker of ``language``.
+
+        Raises EngineFailed if none succeeds and the language is required.
+        """
         reasons = list[str]()
         for choice in choices:
             kind, _, voice = choice.partition(":")
@@ -657,7 +672,10 @@ class LanguageVoices:
         self._without[language] = "; ".join(reasons)
 
     async def _started(self, kind: VoiceChoice) -> VoiceProcess:
-        """Return the running process of a kind. Raises EngineFailed if it does not start, then at once."""
+        """Return the process of a kind of synthesiser, and start it if needed.
+
+        Raises EngineFailed if it does not start; later calls then raise the error without another attempt.
+        """
         if kind in self._failed:
             raise EngineFailed(self._failed[kind])
         process = self._process(kind)
@@ -675,7 +693,7 @@ class LanguageVoices:
         return self._processes[kind]
 
     def _combined(self) -> EngineCapabilities:
-        """Return what all can do: the voices of the base, and those of others in the languages that they speak."""
+        """Return the capabilities: the voices of the base, and other processes' voices for languages of the table."""
         base = self._base.capabilities
         languages, aliases = dict(base.voice_languages), dict(base.voice_aliases)
         for language, speaker in self._speakers.items():

@@ -1,6 +1,6 @@
 """The voice worker, the process that speaks: ``python -m …voice_worker espeak``, ``hibari FILE``, ``kokoro FOLDER …``.
 
-It is a separate process because the synthesisers keep global state, may crash, and one of them, espeak-ng, is GPLv3.
+The process is separate because the synthesisers keep global state and may crash, and because espeak-ng is under GPLv3.
 The server does not import this module.
 """
 
@@ -30,7 +30,7 @@ from omni_ws.engine.tts.synthesiser import (
 
 
 class _Worker:
-    """The worker's loop: it speaks one job at a time. A Cancel takes effect while the job is being spoken."""
+    """The loop of the worker, which speaks one job at a time. A Cancel takes effect while the job is being spoken."""
 
     def __init__(self) -> None:
         self.link = ServerLink(ToWorker, at_once=self._note_cancellation)
@@ -80,7 +80,7 @@ class _Worker:
 
 
 def _synthesiser(name: str, *files: str) -> Synthesiser:
-    """Return the neural voice ``name`` if there are ``files`` for it, or else espeak-ng. Raises NoVoice."""
+    """Load the synthesiser ``name`` from ``files``, or espeak-ng if there are no files. Raises NoVoice."""
     if not files:
         return Espeak()
     # What these need takes a second to import, for which no other voice should wait.

@@ -7,5 +7,5 @@ A request runs through up to three stages (``engine.channel``)::
                         └─ text, tool calls, log-probabilities
 
 The Thinker starts on the prompt while the input is still arriving (``early_input``); the Talker speaks the answer
-clause by clause; Code2Wav decodes codec frames in chunks whose size adapts to the player (``engine.frame_chunks``).
+clause by clause; Code2Wav decodes codec frames in chunks whose size adapts to the player (``engine.channel``).
 """

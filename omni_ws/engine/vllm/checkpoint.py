@@ -1,7 +1,7 @@
 """Checkpoint: the properties of a loaded model's checkpoint, such as its chat template and its input modalities.
 
-The other functions work before a model is loaded. They test chat templates, recognise omni models by config.json, and
-divide the memory of a GPU by the sizes of weights.
+Further functions work before a model is loaded: they test chat templates, recognise omni models by their config.json,
+and divide the memory of a GPU among models by the sizes of their weights.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _chats(form: PromptForm, arguments: Mapping[str, Any]) -> bool:
 
 
 def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modality], int, int]:
-    """Return the input modalities besides text, the sample rate of audio, and the limit on audio segments."""
+    """Return the input modalities besides text, the sample rate of audio in Hz, and the limit on audio segments."""
     llm = model.llm
     if not llm.model_config.is_multimodal_model:
         return frozenset(), _SAMPLE_RATE, 0
@@ -126,8 +126,7 @@ def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modalit
 class _Renderer:
     """A renderer of prompts, by vLLM's own implementation of templates and placeholders.
 
-    It asks the model for vLLM's renderer each time, since the model's process, and the renderer with it, may be
-    replaced.
+    Each call gets vLLM's renderer from the model, since the model's process may be replaced, and the renderer with it.
     """
 
     def __init__(self, model: LanguageModel, template: str | None) -> None:
@@ -135,7 +134,7 @@ class _Renderer:
         self._template = template
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
-        """Return the prompt for ``messages``; a last message of the assistant is left open to be continued.
+        """Return the prompt for ``messages``. If the last message is the assistant's, the answer continues it.
 
         Raises InvalidValue for messages that the template rejects.
         """
@@ -207,7 +206,7 @@ def read_chat_template(path: Path) -> str:
 
 
 def lacks_chat_template(model: str) -> bool:
-    """Whether a checkpoint on this machine has no chat template; False if that is only known when it has loaded.
+    """Whether a checkpoint on this machine has no chat template; False if this is only known after loading it.
 
     ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
     """
@@ -221,7 +220,7 @@ def lacks_chat_template(model: str) -> bool:
 
 
 def _local_file(model: str, name: str) -> Path | None:
-    """Return a file of a checkpoint, from its folder or the download cache; None if it is not there."""
+    """Return the path of a file of a checkpoint, in its folder or the download cache; None if there is no such file."""
     if Path(model).is_dir():
         path = Path(model, name)
     else:
@@ -260,7 +259,7 @@ def _template_problem(path: Path, what: str) -> ConfigurationError:
 
 
 class OmniFamily(StrEnum):
-    """The families of omni models whose own voice is supported, by ``model_type``."""
+    """A family of omni models whose own voice is supported; the value is the ``model_type`` in config.json."""
 
     QWEN25 = "qwen2_5_omni"
     QWEN3 = "qwen3_omni_moe"
@@ -276,7 +275,7 @@ _VOCODER_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class OmniModel:
-    """An omni model: its name or folder, its config.json, and vLLM's engine arguments."""
+    """An omni model: its name or folder (``model``), the content of its config.json, and vLLM's engine arguments."""
 
     model: str
     family: OmniFamily
@@ -299,7 +298,7 @@ class OmniModel:
         return _VOCODERS[self.family]
 
     def folder(self) -> Path:
-        """Return the folder with all files, which are downloaded if need be. Blocks. Raises ConfigurationError."""
+        """Return the folder with the model's files, and download missing ones. Blocks. Raises ConfigurationError."""
         if Path(self.model).is_dir():
             return Path(self.model)
         from huggingface_hub import snapshot_download
@@ -311,7 +310,7 @@ class OmniModel:
 
 
 def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
-    """Return the omni model with the name or folder ``model``; None for other models, and if it is not found.
+    """Return the omni model with the name or folder ``model``; None if it is not an omni model, or is not found.
 
     Reads config.json in the folder, the download cache or the model hub. Blocks, for seconds if the hub is asked.
     """
@@ -326,7 +325,10 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
 
 
 def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> dict[str, int]:
-    """Return the bytes of each part once loaded, from the headers of the files. Raises ConfigurationError."""
+    """Return the bytes that each part takes once loaded, read from the headers of the files.
+
+    The parts are ``thinker``, ``talker`` and ``vocoder``. Raises ConfigurationError.
+    """
     from omni_ws.engine.omni.slot_talker import talker_memory
     from omni_ws.engine.omni.transformer import CheckpointTensors
 
@@ -368,10 +370,10 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 def memory_shares(
     thinker: int | None, talker: int | None, thinker_args: Mapping[str, Any], talker_args: Mapping[str, Any]
 ) -> tuple[float, float]:
-    """Return the shares, from 0 to 1, for checkpoints of ``thinker`` and ``talker`` bytes, None if unknown.
+    """Return the shares of a GPU's memory, from 0 to 1, for the Thinker and the Talker.
 
-    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError if it is not a
-    number.
+    ``thinker`` and ``talker`` are the bytes of their checkpoints, None if unknown. A share that the operator set in the
+    arguments is kept, and the other model gets the rest. Raises ConfigurationError if a share is not a number.
     """
     first_given, second_given = _given(thinker_args, "vllm.args"), _given(talker_args, "vllm.talker_args")
     if first_given is not None:
@@ -409,7 +411,7 @@ def _rounded(share: float) -> float:
 
 
 def _gpus(args: Mapping[str, Any]) -> int:
-    """Return the number of GPUs over which the weights are distributed."""
+    """Return the number of GPUs over which vLLM, with these arguments, distributes the weights."""
     return int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
 
 
@@ -443,9 +445,10 @@ _LEAST_CACHE_BYTES: Final = 8_000_000_000
 
 
 def check_omni_fits(model: str, *, thinker: int, talker: int, vocoder: int, total: int, gpus: int) -> None:
-    """Raise ConfigurationError if a model with parts of these sizes does not fit into GPUs of ``total`` bytes each.
+    """Check that a model with parts of these sizes, in bytes, fits into GPUs of ``total`` bytes each.
 
-    The Thinker's weights are distributed over ``gpus`` GPUs; the other parts are on the first.
+    The Thinker's weights are distributed over ``gpus`` GPUs; the other parts are on the first GPU. Raises
+    ConfigurationError if the model does not fit.
     """
     thinker //= gpus
     needed = thinker + talker + vocoder + 3 * _CONTEXT_BYTES + _LEAST_CACHE_BYTES
@@ -463,7 +466,7 @@ def check_omni_fits(model: str, *, thinker: int, talker: int, vocoder: int, tota
 
 
 def thinker_share(voice_bytes: int, *, total: int) -> float:
-    """Return the Thinker's share of a GPU of ``total`` bytes, next to a voice that takes ``voice_bytes``."""
+    """Return the Thinker's share (0 to 1) of a GPU of ``total`` bytes, beside a voice that takes ``voice_bytes``."""
     return round(_ALL - (voice_bytes + 2 * _CONTEXT_BYTES) / total, 3)
 
 

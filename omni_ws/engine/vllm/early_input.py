@@ -1,12 +1,11 @@
-"""Computes a prompt while its input is still arriving, so that little is left to compute when the input ends.
+"""The early computation of a prompt while its input is still arriving, so that little is left when the input ends.
 
 InputParts adds decoded input to the prompt, each part as soon as it is complete; an AudioSegmenter cuts speech in
 progress into parts. As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes
-it, in one of two ways. A StreamedPrompt is an open request to which vLLM appends input: the fastest way, but the
-request occupies a slot and blocks of the KV cache while the client speaks, and does not support all sampling
-parameters. A WarmedPrefix is computed by separate requests whose results stay in vLLM's prefix cache: between them
-nothing is occupied, and all sampling parameters work. Both ways give the same answer as the complete prompt, up to
-rounding.
+this part, in one of two ways. A StreamedPrompt is an open request to which vLLM appends input. It is the faster way,
+but it occupies a slot and blocks of the KV cache while the client speaks, and does not support all sampling parameters.
+A WarmedPrefix is computed by separate requests whose results stay in vLLM's prefix cache: nothing is occupied between
+them, and all sampling parameters work. Both ways give the same answer as the complete prompt, up to rounding.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _STREAMED_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """The submission of one request's prompts to vLLM, of early parts and the complete prompt alike.
+    """The sender of one request's prompts to vLLM, both of early parts and of the complete prompt.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
-    ``feed`` sends hidden states to the Talker, and chooses the salt of prompts whose states it needs; None if the model
-    does not speak the answer.
+    ``feed`` sends hidden states to the Talker, and chooses the salt for prompts whose states the Talker needs; None if
+    the model does not speak the answer.
     """
 
     model: LanguageModel
@@ -59,11 +58,11 @@ class EarlyOrigin:
     feed: TalkerFeed | None = None
 
     def generate(self, prompt: Any, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
-        """Return vLLM's outputs for a prompt; ``suffix`` makes the request ID unique."""
+        """Return vLLM's outputs for a prompt; ``suffix`` is appended to the request ID to make it unique."""
         return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
 
     async def at_once(self, whole: Excerpt, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
-        """Return vLLM's outputs for a complete prompt. Raises ContextLengthExceeded."""
+        """Return vLLM's outputs for the complete prompt ``whole``. Raises ContextLengthExceeded."""
         prompt = await self.render(whole)
         try:
             self.check_length(len(prompt["prompt_token_ids"]))
@@ -76,11 +75,11 @@ class EarlyOrigin:
         return self.generate(prompt, self.with_rows(parameters), suffix)
 
     def with_rows(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` that also ask vLLM's worker for the hidden states that the feed needs of the prompt."""
+        """Return ``parameters``, with a request to vLLM's worker for hidden states of the prompt if ``feed`` is set."""
         return parameters if self.feed is None else self.feed.with_rows(parameters)
 
     async def fed(self, first: RequestOutput) -> bool:
-        """Wait until the feed has the hidden states of a prompt, given vLLM's ``first`` output for the prompt.
+        """Wait until the feed has the hidden states of a prompt; ``first`` is vLLM's first output for the prompt.
 
         Returns False if the prompt has to be submitted again.
         """
@@ -95,7 +94,7 @@ class EarlyOrigin:
         return prompt
 
     def check_length(self, tokens: int) -> None:
-        """Raise ContextLengthExceeded if a prompt of ``tokens``, so far, leaves no room for an answer."""
+        """Raise ContextLengthExceeded if a prompt with ``tokens`` tokens so far leaves no room for an answer."""
         context = self.model.llm.model_config.max_model_len
         if tokens >= context:
             raise ContextLengthExceeded(
@@ -105,7 +104,7 @@ class EarlyOrigin:
 
 @dataclass(slots=True)
 class EarlyBudget:
-    """The vLLM slots and cache tokens left for streamed prompts."""
+    """The budget for StreamedPrompts: vLLM's slots, and tokens of its KV cache, that are left for them."""
 
     slots: int
     tokens: int
@@ -119,14 +118,14 @@ class EarlyBudget:
         return cls(int(config.scheduler_config.max_num_seqs * _STREAMED_SHARE), int(capacity * _STREAMED_SHARE))
 
     def take_slot(self) -> bool:
-        """Take a slot; returns False if there is none."""
+        """Take a slot, and return True; return False if there is none."""
         if self.slots <= 0:
             return False
         self.slots -= 1
         return True
 
     def take_tokens(self, count: int) -> bool:
-        """Take ``count`` tokens of the cache; returns False if there are fewer."""
+        """Take ``count`` tokens of the cache, and return True; return False if fewer are left."""
         if self.tokens < count:
             return False
         self.tokens -= count
@@ -139,7 +138,7 @@ class EarlyBudget:
 
 
 class StreamedPrompt:
-    """An open vLLM request that is extended with input. It owns a slot that its creator took from ``budget``."""
+    """An open vLLM request that is extended with input. It owns a slot, which its creator took from ``budget``."""
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         #: The part of the prompt that was accepted. The rest remains in the draft.
@@ -159,9 +158,9 @@ class StreamedPrompt:
         self._media_in_flight = False
 
     async def extend(self, excerpt: Excerpt) -> bool:
-        """Compute the part of the prompt that follows ``given``; returns when that is done.
+        """Have the model compute ``excerpt``, the part of the prompt after ``given``, and wait until this is done.
 
-        Returns False if no more parts are accepted before the end.
+        Returns False if no more parts are accepted before the end of the input.
         """
         prompt = await self._render(excerpt)
         count = len(prompt["prompt_token_ids"])
@@ -178,7 +177,7 @@ class StreamedPrompt:
         return True
 
     async def _computed(self, prompt: Any) -> bool:
-        """Wait until the model has computed ``prompt``; returns False if vLLM ended the request.
+        """Submit ``prompt``, and wait until the model has computed it; return False if vLLM ended the request.
 
         If the wait is interrupted, the state of the request is unknown, so its slot is released.
         """
@@ -193,7 +192,7 @@ class StreamedPrompt:
         return False
 
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
-        """Return vLLM's outputs for the complete prompt, of which only the rest is computed."""
+        """Return vLLM's outputs for the complete prompt, of which only the part after ``given`` is computed now."""
         rest = whole.after(self.given)
         if rest is None or not self._holding:
             self.own_tokens = self._tokens
@@ -248,9 +247,9 @@ class StreamedPrompt:
 
 
 class WarmedPrefix:
-    """The early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
+    """An early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
 
-    It takes the place of a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
+    It has the methods of StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
     """
 
     def __init__(self, origin: EarlyOrigin) -> None:
@@ -298,7 +297,7 @@ VIDEO_FRAMES: Final = 32
 
 
 class InputParts:
-    """The parts of an input, which it adds to ``draft``; audio, at ``sample_rate`` Hz, is cut by an AudioSegmenter.
+    """A converter of decoded input to parts of ``draft``; audio, at ``sample_rate`` Hz, is cut by an AudioSegmenter.
 
     Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
     in ``room``.
@@ -315,7 +314,7 @@ class InputParts:
         self._video: VideoSampler | None = None
 
     def add(self, decoded: DecodedPart) -> None:
-        """Add a piece of decoded input; a new part number completes the part before."""
+        """Add a piece of decoded input; a new part number completes the previous part."""
         if decoded.part != self._part:
             self.close_part()
             self._part = decoded.part
@@ -340,7 +339,7 @@ class InputParts:
 
     @property
     def is_open(self) -> bool:
-        """Whether ``close_part`` has anything to complete."""
+        """Whether the current part is incomplete, so that ``close_part`` has something to add."""
         return self._speech is not None or self._video is not None
 
     def close_part(self) -> None:
@@ -363,7 +362,7 @@ class InputParts:
 class VideoSampler:
     """An even selection of frames from a video of unknown length.
 
-    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of the frames that it keeps is
+    The sampler keeps fewer than ``2 * most`` frames, and returns at most ``most``. The memory of the kept frames is
     reserved in ``room``.
     """
 
@@ -375,7 +374,7 @@ class VideoSampler:
         self._kept: list[VideoFrame] = []
 
     def add(self, frames: Iterable[VideoFrame]) -> None:
-        """Add frames; drops every other one when too many are kept."""
+        """Add frames; when too many are kept, drop every other one."""
         for frame in frames:
             if self._seen % self._every == 0:
                 self._room.take(frame.pixels.nbytes)
@@ -429,9 +428,9 @@ PAUSE_RATIO: Final = 10 ** (-30 / 20)
 class AudioSegmenter:
     """A splitter of speech in progress into segments that a model can process before the speech ends.
 
-    It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
-    after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone, not on how
-    they arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
+    The splitter cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the
+    first pause after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone,
+    not on their times of arrival: a recording is cut like the same audio spoken live, so both get the same answer.
     """
 
     def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int = LONGEST_MS) -> None:
@@ -447,7 +446,7 @@ class AudioSegmenter:
         self._quiet_frames = 0
 
     def feed(self, samples: Samples) -> list[Samples]:
-        """Return the segments that ``samples`` complete."""
+        """Add ``samples``, and return the segments that are complete."""
         samples = np.concatenate([self._rest, samples]) if len(self._rest) else samples
         count = len(samples) // self._frame
         frames = samples[: count * self._frame].reshape(count, self._frame)
@@ -470,7 +469,7 @@ class AudioSegmenter:
         return closed
 
     def finish(self) -> Samples | None:
-        """End the part; returns its last segment, or None."""
+        """End the part; return its last segment, or None if no samples are left."""
         segment = np.concatenate([*self._blocks, self._rest])
         self._rest = np.zeros(0, np.float32)
         self._restart(self._rest)

@@ -1,6 +1,7 @@
 """VllmEngine: an engine with a Thinker, which reads text, audio and images, and optionally a voice, which speaks.
 
-OmniVoice is the voice of an omni model; ForcedAnswer makes it read a text aloud that the Thinker did not write.
+OmniVoice is the voice of an omni model; with ForcedAnswer, this voice reads a text aloud that the Thinker did not
+write.
 """
 
 from __future__ import annotations
@@ -94,11 +95,11 @@ _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:
-    """The owner of the processes of Talker and vocoder, which creates the stages that speak an answer.
+    """The own voice of an omni model: it owns the processes of Talker and vocoder, and makes the stages of an answer.
 
-    ``sessions`` is how many answers can be spoken at the same time. ``positions`` limits the prompt and the speech of
-    an answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept
-    for conversations.
+    ``sessions`` is the limit on concurrently spoken answers. ``positions`` limits the prompt and the speech of an
+    answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept for
+    conversations.
     """
 
     def __init__(self, model: OmniModel, *, sessions: int, positions: int, kept_bytes: int) -> None:
@@ -127,7 +128,7 @@ class OmniVoice:
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions are open in both processes, for answers that are being spoken."""
+        """The number of open sessions in both processes, for answers that are being spoken."""
         return sum(process.open_sessions for process in self.processes)
 
     @property
@@ -137,7 +138,7 @@ class OmniVoice:
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """The names for ``EngineCapabilities.stage_params``. The windows of Token2Wav cannot be changed."""
+        """The names for ``EngineCapabilities.stage_params``; none for Qwen2.5, whose windows cannot be changed."""
         if self.model.family is OmniFamily.QWEN25:
             return frozenset()
         return frozenset(f"{VocoderStage.name}.{name}" for name in CODE2WAV_PARAMETERS)
@@ -201,7 +202,7 @@ class OmniVoice:
         return share
 
     def _check_memory(self, folder: Path) -> None:
-        """Raise ConfigurationError if the model does not fit. Not checked if vLLM quantises it when it loads."""
+        """Raise ConfigurationError if the model does not fit into memory. Not checked if vLLM quantises the model."""
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args or self.model.args.get("quantization") is not None:
             return
@@ -263,7 +264,7 @@ def own_voice(config: VllmConfig, model: OmniModel | None) -> OmniVoice | None:
 
 
 def _gpu_bytes() -> int | None:
-    """Return the memory of a GPU; None where vLLM runs on a CPU. Blocks while vLLM looks."""
+    """Return the memory of a GPU in bytes; None if vLLM runs on a CPU. Blocks while vLLM looks for GPUs."""
     from vllm.platforms import current_platform
 
     return None if current_platform.is_cpu() else int(current_platform.get_device_total_memory())
@@ -279,10 +280,10 @@ _LONGEST_WORD: Final = 200
 class ForcedAnswer:
     """A Stage: pieces of text in, TalkerItems out, as if the Thinker had written the text as its answer.
 
-    The Thinker computes hidden states of the text as its answer to an empty message. A step has at least
-    LEAST_EARLY_TOKENS tokens while the text still arrives; text that a client is writing is also computed at the end of
-    a clause and at a pause. A Talker that reads no states of the answer needs no steps. A text without words has no
-    items. Raises ContextLengthExceeded for a text that is too long for the Thinker.
+    The Thinker computes the hidden states of the text in steps, as its answer to an empty message. While the text still
+    arrives, a step has at least LEAST_EARLY_TOKENS tokens; text that a client is writing is also computed at the end of
+    a clause and at a pause. If the Talker reads no hidden states of answers, there are no steps. A text without words
+    yields no items. Raises ContextLengthExceeded for a text that is too long for the Thinker.
     """
 
     name = "spoken text"
@@ -298,7 +299,7 @@ class ForcedAnswer:
         self._steps = 0
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Hand on an empty prompt, then the tokens and hidden states of the text."""
+        """Put the rows of an empty prompt into ``sink``, and then the tokens and hidden states of the text."""
         assert sink is not None, "this stage requires a Talker after it"
         form = self._parts.form
         head, tail = await self._in_thread(form.frame, PromptContext())
@@ -352,9 +353,9 @@ class ForcedAnswer:
 
 
 def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
-    """Split ``text`` before its last word, which may not be complete; a very long word is not held back.
+    """Split ``text`` into whole words and its last word, which may be incomplete; a very long word counts as whole.
 
-    With ``ended``, a last word followed by white space is complete.
+    With ``ended``, a last word that white space follows is complete, too.
     """
     borders = [found.start() for found in _BORDER.finditer(text)]
     cut = last_border(text) if ended else borders[-1] if borders else 0
@@ -367,7 +368,7 @@ def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
 
 
 def _owner_of(request: GenerationRequest) -> str | None:
-    """Return the cache salt: prefixes are cached per API key, so that response times reveal nothing to other keys."""
+    """Return the cache salt of a request: prefixes are cached per API key, lest response times reveal other prompts."""
     return request.owner
 
 
@@ -458,7 +459,7 @@ class VllmEngine:
         return {Role.LLM.value: self._thinker.state} | ({} if voice is None else {Role.TTS.value: voice.state})
 
     def _found_capabilities(self) -> EngineCapabilities:
-        """Return the capabilities; before the start without those that the checkpoint tells."""
+        """Return the capabilities; before the start, without those that depend on the checkpoint."""
         speaker = self._voice or self._speaker
         thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
         media = self._checkpoint.media if self._checkpoint is not None else frozenset()
@@ -521,7 +522,7 @@ class VllmEngine:
         return tuple(lines)
 
     async def start(self) -> None:
-        """Load the models one after the other, since each measures how much memory of the device is free."""
+        """Load the models one after the other, since each measures the free memory of the device when it starts."""
         if self._shared is not None:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
@@ -685,8 +686,8 @@ async def _forced_speech(
 class RequestStages:
     """The stages of one request, and their results.
 
-    ``voice`` speaks the answer: a separate Talker, or the omni model's own voice. Raises UnsupportedParameter for
-    options that the engine does not support.
+    ``voice`` is the voice that speaks the answer: a separate Talker, or the omni model's own voice. Raises
+    UnsupportedParameter for options that the engine does not support.
     """
 
     def __init__(
@@ -714,7 +715,7 @@ class RequestStages:
     def _speaking(
         self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
     ) -> tuple[Stage[Any], Stage[Any]]:
-        """Return Talker and vocoder. With ``goes_on`` the written answer goes on if an omni model's voice fails."""
+        """Return the Talker and vocoder stages. With ``goes_on``, the text goes on if an omni model's voice fails."""
         sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
         if isinstance(voice, Speaker):
             talker, self._vocoder = voice.stages(
@@ -770,9 +771,10 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """The traces of all ``models`` and ``processes``, one at a time.
+    """A tracer with torch's profiler, of all ``models`` and ``processes`` together, for one trace at a time.
 
-    ``models`` are pairs of a model and the operator's arguments; the models were started with ``traced_arguments``.
+    ``models`` are pairs of a model and the operator's arguments for vLLM; the models were started with
+    ``traced_arguments``. ``root`` is the folder for traces, None if tracing is disabled.
     """
 
     def __init__(
@@ -795,7 +797,7 @@ class TorchTrace:
         return self._root is not None and not self._set_by_operator
 
     async def start(self, template: Path) -> None:
-        """Start tracing. Raises EngineFailed."""
+        """Start a trace; the paths of its files will begin with ``template``. Raises EngineFailed."""
         self._name, self._template = uuid.uuid4().hex, template
         model: LanguageModel | StepProcess
         try:
@@ -810,9 +812,9 @@ class TorchTrace:
             raise incident(f"tracing the {model.role} failed", error) from error
 
     async def stop(self) -> tuple[Path, ...]:
-        """Stop tracing and return the files; takes seconds.
+        """Stop the trace and return its files; takes seconds.
 
-        Raises EngineFailed, after keeping the traces that were written.
+        If any file could not be written, raises EngineFailed; the other files are kept.
         """
         tracing, self._tracing = self._tracing, []
         outcomes = await asyncio.gather(*(_stopped(model) for model in tracing), return_exceptions=True)
@@ -826,14 +828,14 @@ class TorchTrace:
         return files
 
     def _file(self, role: str) -> Path:
-        """Return where a process writes its trace; named as vLLM names its own."""
+        """Return the path to which a StepProcess writes its trace, named as vLLM names its own traces."""
         assert self._root is not None
         folder = _trace_folder(self._root, role)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self._name}_rank0.pt.trace.json.gz"
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
-        """Move the traces to their destination and return their paths."""
+        """Move the traces to their destination, and return the new paths."""
         assert self._root is not None
         found: list[Path] = []
         self._template.parent.mkdir(parents=True, exist_ok=True)
@@ -845,7 +847,7 @@ class TorchTrace:
 
 
 async def _stopped(model: LanguageModel | StepProcess) -> None:
-    """End the trace of a model or process, and wait until it is written."""
+    """End the trace of a model or process, and wait until the trace is written."""
     if isinstance(model, StepProcess):
         await model.trace(None)
     else:

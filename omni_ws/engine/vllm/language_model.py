@@ -1,4 +1,4 @@
-"""LanguageModel: a model that vLLM runs in a process of its own, supervised and restarted when it dies.
+"""LanguageModel: a model that vLLM runs in a separate process, which is supervised and restarted when it dies.
 
 ModelOutputs are the outputs that the model generates for one prompt.
 """
@@ -112,11 +112,12 @@ def check_vllm() -> None:
 class LanguageModel:
     """A model that vLLM runs in a separate process.
 
-    ``role`` names it in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged; ``setting`` is
-    the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also after a restart.
+    ``role`` is the model's name in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged;
+    ``setting`` is the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also
+    after a restart.
 
     When the process dies, running requests fail, ``state`` becomes UNHEALTHY, and a new process is started, with
-    increasing delays until it succeeds.
+    increasing delays until this succeeds.
     """
 
     def __init__(
@@ -169,9 +170,9 @@ class LanguageModel:
         await self._release()
 
     def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> ModelOutputs:
-        """Return vLLM's outputs for a prompt, which is submitted when they are iterated.
+        """Return an iterator over vLLM's outputs for a prompt; the first iteration submits the prompt.
 
-        The iteration raises OmniErrors only: vLLM's exceptions are translated.
+        The iteration raises only OmniErrors: vLLM's exceptions are translated.
         """
         llm = self.llm
 
@@ -188,7 +189,7 @@ class LanguageModel:
         )
 
     async def render(self, prompt: Mapping[str, Any]) -> Any:
-        """Convert a prompt to vLLM's internal form, processing its media off the event loop. Raises as ``generate``."""
+        """Convert a prompt to vLLM's internal form; its media are processed off the event loop. Raises OmniErrors."""
         llm = self.llm
         try:
             if "prompt_token_ids" in prompt and "multi_modal_data" not in prompt:  # nothing to compute: no tasks for it
@@ -204,10 +205,10 @@ class LanguageModel:
         return rendered
 
     async def forget_media(self) -> None:
-        """Clear vLLM's media cache, after media were processed that may not have reached the model.
+        """Clear vLLM's media cache, because processed media may not have reached the model.
 
         vLLM sends the same media to its engine process only once, and assumes that they arrived: further prompts with
-        them would fail.
+        these media would fail.
         """
         if self._running is None:
             return
@@ -219,7 +220,7 @@ class LanguageModel:
             raise
 
     def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
-        """Translate an exception of vLLM; ``of_input`` if it was raised while processing the prompt."""
+        """Translate an exception of vLLM to an OmniError; ``of_input``: it was raised by processing the prompt."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.async_llm import InputStreamError
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -281,9 +282,9 @@ class LanguageModel:
             raise EngineFailed(f"the {self.role} failed to start: {_innermost(error)}", fatal=True) from error
 
     def _create(self) -> AsyncLLM:
-        """Start the process; blocks for seconds to minutes.
+        """Start the process. Blocks for seconds to minutes.
 
-        Runs in a thread of its own, because the new process inherits the thread's signal mask.
+        Must run in a new thread, whose signal mask the process inherits.
         """
         args = self.engine_args()
         check_vllm()
@@ -312,9 +313,9 @@ class LanguageModel:
         return AsyncLLM.from_engine_args(args)
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """Generate one token, so that the first request does not pay for what vLLM does on first use.
+        """Generate one token, so that the first request does not wait for vLLM's work on first use.
 
-        The step also detects weights that are damaged, or overflow in this dtype: the logits are NaN, and vLLM would
+        This also detects weights that are damaged or overflow in this dtype: then the logits are NaN, and vLLM would
         generate arbitrary tokens.
         """
         from vllm import SamplingParams
@@ -329,7 +330,7 @@ class LanguageModel:
                     )
 
     async def _release(self) -> None:
-        """End the process; also completes when cancelled."""
+        """End the process, also if the call is cancelled."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -348,12 +349,12 @@ class LanguageModel:
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
-    """Return the processes that vLLM started on this machine; its executor looks after those on other machines."""
+    """Return the processes that vLLM started on this machine; vLLM's executor manages those on other machines."""
     return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
 
 
 def _end_requests(llm: AsyncLLM) -> None:
-    """Fail all running requests: on shutdown vLLM would leave them waiting, or report its own end as an error."""
+    """Fail all running requests, which vLLM's shutdown would leave waiting, or would log as an error of its own."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     if llm.output_handler is not None:
@@ -362,7 +363,7 @@ def _end_requests(llm: AsyncLLM) -> None:
 
 
 def _cancel_tasks(llm: AsyncLLM) -> None:
-    """Cancel vLLM's tasks on this loop: its own clean-up may still run in the thread that watches the process."""
+    """Cancel vLLM's tasks on this event loop, since vLLM's own clean-up may still run in another thread."""
     resources = llm.engine_core.resources
     for name in ("output_queue_task", "stats_update_task"):
         if (task := getattr(resources, name, None)) is not None:
@@ -370,7 +371,7 @@ def _cancel_tasks(llm: AsyncLLM) -> None:
 
 
 def _shut_down(llm: AsyncLLM) -> None:
-    """End the processes, killing them after SHUTDOWN_SEC. Blocks until they have exited."""
+    """End vLLM's processes, and kill them after SHUTDOWN_SEC. Blocks until they have exited."""
     from psutil import NoSuchProcess
 
     resources = llm.engine_core.resources
@@ -405,7 +406,10 @@ def _innermost(error: BaseException) -> str:
 
 
 def _kill_children(starting: threading.Thread, *, but: frozenset[multiprocessing.process.BaseProcess]) -> None:
-    """Kill the children of this process that are not in ``but`` while a thread starts them, so that its call ends."""
+    """Kill the children of this process that the thread ``starting`` starts, until this thread ends.
+
+    ``but`` are older children, which are not killed.
+    """
     while starting.is_alive():
         for child in set(multiprocessing.active_children()) - but:
             child.kill()
@@ -415,9 +419,10 @@ def _kill_children(starting: threading.Thread, *, but: frozenset[multiprocessing
 async def _in_daemon_thread(
     call: Callable[[], T], discard: Callable[[T], None], give_up: Callable[[threading.Thread], None], *, name: str
 ) -> T:
-    """Run ``call`` in a daemon thread, for which the interpreter's exit does not wait: loading takes minutes.
+    """Run ``call`` in a daemon thread, since loading takes minutes, and the interpreter's exit must not wait for it.
 
-    When the waiting task is cancelled, ``give_up`` gets the thread, and ``discard`` the result if there is one.
+    If the waiting task is cancelled, ``give_up`` is called with the thread and, once the call has a result, ``discard``
+    with this result.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -468,18 +473,18 @@ Take: TypeAlias = "Callable[[RequestOutput], bool]"
 
 
 class ModelOutputs(AsyncIterator["RequestOutput"]):
-    """An iterator over vLLM's outputs for one prompt, which is submitted when the first output is requested.
+    """An iterator over vLLM's outputs for one prompt. The request for the first output submits the prompt.
 
     ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps vLLM's exceptions, and ``on_end`` is awaited at the
-    end of a submitted request, with whether any output arrived. ``aclose`` aborts a request that still runs; call it
-    also after the iteration was cancelled.
+    end of a submitted request; its argument says whether any output arrived. ``aclose`` aborts a request that still
+    runs, and has to be called also after the iteration was cancelled.
 
     ``AsyncLLM`` reads the outputs of its process in one task, which puts each output into the
     ``RequestOutputCollector`` of the request and so wakes the task that waits for it. With eight answers, waking these
-    tasks takes as much time as everything else that happens to an output. Therefore ``hand_to`` sets a function that
-    consumes outputs inside vLLM's own loop while the iteration waits. Outputs in quick succession are merged, as vLLM
-    does for a slow consumer. The iteration gets the outputs that the function refuses, the last output, and errors, so
-    the order is kept. It also raises what the function raises.
+    tasks takes as much time as all other work on an output. Therefore ``hand_to`` sets a function that consumes outputs
+    in vLLM's own task while the iteration waits. Outputs in quick succession are merged, as vLLM does for a slow
+    consumer. The iteration gets the outputs that the function refuses, the last output, and errors, so the order is
+    kept. An exception of the function is raised by the iteration.
     """
 
     def __init__(
@@ -536,11 +541,11 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         return output
 
     def hand_to(self, consume: Take | None) -> None:
-        """Pass outputs to ``consume`` while the iteration waits; with None, pass all outputs through the iteration."""
+        """Pass outputs to ``consume`` while the iteration waits; with None, the iteration yields all outputs."""
         self._consume = consume
 
     def expect_output(self) -> None:
-        """Reset ``arrived``, as a further piece of the prompt is about to be submitted."""
+        """Reset ``arrived``, because a further piece of the prompt is about to be submitted."""
         self.arrived = False
 
     async def aclose(self) -> None:
@@ -568,7 +573,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         return output
 
     def _put(self, output: Any) -> None:
-        """Stand in for ``RequestOutputCollector.put``. An exception in here would end vLLM's loop, for all requests."""
+        """Replace ``RequestOutputCollector.put``. Must not raise: that would end vLLM's task, for all requests."""
         if not self._waiting or self._consume is None or getattr(output, "finished", True):
             self.take_held()
             self._waiting = False
@@ -582,7 +587,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
             self._take(output)
 
     def take_held(self) -> None:
-        """Consume the output that waits for the next outputs, if there is one. Raises nothing."""
+        """Consume the output that is held for grouping (OutputGroups), if there is one. Does not raise."""
         held, self._held = self._held, None
         if held is not None:
             self._take(held)
@@ -625,7 +630,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
 
 
 def _death() -> Exception:
-    """Return the failure of a request that vLLM itself aborts: one of the model's copies died, and all others end."""
+    """Return the error for a request that vLLM itself aborted: a copy of the model died, so vLLM ends all copies."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     death: Exception = EngineDeadError()
@@ -633,11 +638,10 @@ def _death() -> Exception:
 
 
 class OutputGroups:
-    """A timer that groups outputs: it lets outputs of all requests to a model wait for the next outputs.
+    """A timer that groups outputs in time: an output of any request to a model may wait briefly for the next outputs.
 
     A model computes all its requests in the same steps, so their outputs come at the same times. A fast model generates
-    more tokens a second, for several answers, than anybody reads, hears or plays. Then sending each token by itself
-    costs more than generating it.
+    more tokens per second than a user reads or hears. Then sending each token alone costs more than generating it.
     """
 
     def __init__(self) -> None:
@@ -649,7 +653,7 @@ class OutputGroups:
         return asyncio.get_running_loop().time()
 
     def hold(self, outputs: ModelOutputs) -> None:
-        """Call ``outputs.take_held`` soon: GROUP_SEC after the first output that has been held since the last time."""
+        """Have the timer call ``outputs.take_held``: GROUP_SEC after the first output of the current group was held."""
         self._holding.append(outputs)
         if len(self._holding) == 1:
             asyncio.get_running_loop().call_later(GROUP_SEC, self._release)
@@ -677,7 +681,11 @@ _NODE_LOOKS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What a model lacks on this machine: ``lacks`` in words, where it is waited for, and the line to type there."""
+    """The part of a model that has to be started on another machine.
+
+    ``lacks`` describes it for the operator, ``address`` is where this machine waits for it, and ``line`` is the command
+    for the other machine.
+    """
 
     lacks: str
     address: str
@@ -692,7 +700,7 @@ class Elsewhere:
 
 
 def elsewhere(args: AsyncEngineArgs, given: Mapping[str, Any]) -> Elsewhere | None:
-    """Return what a model needs of other machines before it starts; None if nothing, or if Ray starts it there.
+    """Return the part of a model that has to be started on other machines by hand; None if there is none.
 
     ``given`` are those of vLLM's ``args`` that are not defaults.
     """
@@ -722,7 +730,7 @@ def elsewhere(args: AsyncEngineArgs, given: Mapping[str, Any]) -> Elsewhere | No
 
 
 def _line(args: Mapping[str, Any]) -> str:
-    """Return the command for the other machine with these of vLLM's arguments."""
+    """Return the ``omni-ws vllm-node`` command with ``args``, vLLM's arguments."""
     command = ["omni-ws", "vllm-node", "--model", str(args["model"])]
     for name, value in args.items():
         if name != "model":
@@ -731,7 +739,7 @@ def _line(args: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value as the command line takes it."""
+    """Return a value in the form that the command line takes: as JSON, or a string as it is if possible."""
     if isinstance(value, str) and parse_free_form(value) == value:
         return value
     return msgspec.json.encode(value).decode()
@@ -739,7 +747,7 @@ def _text(value: object) -> str:
 
 @contextmanager
 def telling_of_others(role: str, args: AsyncEngineArgs, given: Mapping[str, Any]) -> Iterator[None]:
-    """Log what the model ``role`` waits for, if its start in the block needs other machines."""
+    """Log for which other machines the start of the model ``role``, in the block, waits, and which have come."""
     needed = elsewhere(args, given)
     if needed is None:
         yield
@@ -759,7 +767,7 @@ def telling_of_others(role: str, args: AsyncEngineArgs, given: Mapping[str, Any]
 
 
 class _Registrations(logging.Filter):
-    """Reads what vLLM logs about the processes that register, as details. Those stay out of the log."""
+    """A log filter that reads vLLM's debug messages about registering processes, and keeps them out of the log."""
 
     def __init__(self, role: str, needed: Elsewhere) -> None:
         super().__init__()
@@ -779,7 +787,7 @@ class _Registrations(logging.Filter):
 
 
 class OtherMachines:
-    """The connections with a model's copies on other machines. vLLM itself only watches its processes on this one."""
+    """A watch on the connections with a model's copies on other machines; vLLM only watches processes on this one."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         import zmq
@@ -792,14 +800,14 @@ class OtherMachines:
 
     @classmethod
     def of(cls, llm: AsyncLLM) -> OtherMachines | None:
-        """Return the connections of a model that has started; None if it has no copies elsewhere."""
+        """Return a watch for a model that has started; None if it has no copies on other machines."""
         parallel = llm.vllm_config.parallel_config
         remote = parallel.data_parallel_size > parallel.data_parallel_size_local and not parallel.local_engines_only
         return cls(llm) if remote and parallel.data_parallel_backend == "mp" else None
 
     @property
     def lost(self) -> bool:
-        """Whether a connection has ended. A machine that loses its power or its cable leaves the connection open."""
+        """Whether a connection has ended. A machine that loses its power or its cable leaves its connection open."""
         return bool(self._events.poll(0))
 
     def close(self) -> None:
@@ -807,9 +815,9 @@ class OtherMachines:
 
 
 def run_node(args: AsyncEngineArgs) -> NoReturn:
-    """Run this machine's part of a model, again whenever it has ended, until SIGTERM or SIGINT (SystemExit).
+    """Run this machine's part of a model until SIGTERM or SIGINT (SystemExit), and start it again whenever it ends.
 
-    Its processes end with those of the server, and wait for the next one. Raises ConfigurationError.
+    Its processes end with those of the server; new ones wait for the next server. Raises ConfigurationError.
     """
     from vllm.entrypoints.cli.serve import run_headless
 
@@ -835,7 +843,7 @@ def run_node(args: AsyncEngineArgs) -> NoReturn:
 
 
 def _follow(server: frozenset[str]) -> NoReturn:
-    """Kill this process's models when all their connections with the server have ended, which they do not notice."""
+    """Kill this process's models when all their connections with the server have ended: they do not notice the end."""
     import psutil
 
     this, looks = psutil.Process(), 0
@@ -853,7 +861,7 @@ def _follow(server: frozenset[str]) -> NoReturn:
 
 
 def _is_connected(process: Any, server: frozenset[str]) -> bool:
-    """Return whether a process has a connection with one of the addresses, other than with itself."""
+    """Whether a process has a TCP connection with one of the addresses ``server``, other than with itself."""
     import psutil
 
     try:

@@ -1,9 +1,9 @@
-"""The processes that vLLM starts: none of them outlives the process that started the first one, the server.
+"""The end of vLLM's processes: none of them outlives the server, the process that started the first of them.
 
-vLLM's processes do not notice the death of the server, keep the GPU and hold ports. They are of several kinds, some of
-which vLLM starts from others, and they start long before vLLM tells their IDs. So all are marked from their first
-moment, and a small process, the reaper, kills those with the mark when the server has ended, in whatever way. The
-reaper is this file, run by its path, which therefore imports nothing of the package.
+vLLM's processes do not notice the death of the server, and then keep the GPU and hold ports. Some are started by
+others, and all start long before vLLM reports their IDs. So all processes get a mark when they start, and a small
+process, the reaper, kills those with the mark when the server has ended, in whatever way. The reaper runs this file by
+its path, so the file imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _starts = 0
 
 @contextlib.contextmanager
 def marked_processes() -> Iterator[None]:
-    """Mark all processes that are started during the block: they are killed when this process has ended.
+    """Mark all processes that are started during the block, so that they are killed when this process has ended.
 
-    Processes that run other programs inherit the mark in their environment, forks an open file of this name.
-    Raises OSError.
+    Processes that run other programs inherit the mark in their environment; forks inherit an open file whose name is
+    the mark. Raises OSError.
     """
     global _starts
     with _lock:
@@ -62,7 +62,7 @@ def marked_processes() -> Iterator[None]:
 
 
 def _watched_mark() -> str:
-    """Return the mark of this process; the first call, also the first in a fork, starts the reaper."""
+    """Return the mark of this process; the first call in each process, also in a fork, starts a reaper."""
     global _mark, _server, _starts
     if _server != os.getpid():
         mark = f"omni-ws-{uuid.uuid4().hex}"
@@ -74,7 +74,7 @@ def _watched_mark() -> str:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes of this machine that have ``mark``, and those that they start meanwhile."""
+    """Kill all processes of this machine that have ``mark``, including processes that they start meanwhile."""
     looks = 0
     while looks < _LOOKS:
         found = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_marked(name, mark)]
@@ -86,7 +86,10 @@ def kill_marked(mark: str) -> None:
 
 
 def is_marked(process: str, mark: str) -> bool:
-    """Return whether a process has the mark in its first environment, or as the name of a file that it has open."""
+    """Whether a process has the mark in the environment of its start, or as the name of a file that it has open.
+
+    ``process`` is the process ID in digits.
+    """
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
             if mark.encode() in file.read():
@@ -105,7 +108,7 @@ def _target(link: str) -> str:
 
 
 def reap(server: int, mark: str) -> None:
-    """Wait for the end of ``server``, the parent of this process, and kill what has the mark."""
+    """Wait for the end of ``server``, the parent of this process, and kill all processes with ``mark``."""
     # Whoever ends all processes of a service at once ends the server, too, which may take its time.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,9 +1,9 @@
 """Prompts for a chat model, built while their input arrives.
 
-A PromptDraft is one prompt in progress: the chat template with the input inserted, in the PromptForm of the model. A
-part of the prompt is *stable* if no further input can change its tokens. Excerpts are the parts that are submitted to
-the model. HistoryTrim decides which turns of a long history are left out, by the sizes of messages and media
-(MediaSizes).
+A PromptDraft is one prompt in progress: the chat template with the input inserted. A PromptForm is the format of a
+model's prompts. A part of the prompt is *stable* if no further input can change its tokens. An Excerpt is a part that
+is submitted to the model. HistoryTrim decides which turns of a long history are left out, by the sizes of messages and
+media (MediaSizes).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FREE_SEARCH_CHARACTERS: Final = 4096
 class PromptDraft:
     """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread, unless the text is short.
 
-    The draft does not know which part of the prompt a model has received already; see Given.
+    The draft does not record which part of the prompt a model has received already; Given does.
     """
 
     form: PromptForm
@@ -80,7 +80,7 @@ class PromptDraft:
                 self._shorten_to(most)
 
     def _frame(self) -> None:
-        """Render the template around the input. Media of the input are numbered after those of the history."""
+        """Render the template around the input, and number the media: first those of the history, then the input's."""
         begun = [place for place in self._places if place[0] >= 0]
         media = self.media[len(self.media) - len(begun) :]
         context = replace(self.context, history=(*self.context.history, *self._results))
@@ -105,7 +105,7 @@ class PromptDraft:
         self._body += body[end:]
 
     def _place(self, media: Media) -> None:
-        """Add the placeholder of a media item to the body."""
+        """Add the placeholder of a media item to the text of the input (``_body``)."""
         begins = len(self._body)
         self._body += self._next_placeholder(media)
         self.media.append(media)
@@ -139,13 +139,13 @@ class PromptDraft:
         return True
 
     def costs_history(self, tokens: int) -> bool:
-        """Whether a prompt of ``tokens`` tokens and its media is too long to keep the whole history."""
+        """Whether a prompt with ``tokens`` tokens and the media is so long that turns of the history are left out."""
         if self.limit is None or not self.context.history:
             return False
         return tokens + self._media_tokens > self.limit.prompt
 
     def shorten(self) -> bool:
-        """Leave out more of the history, as the prompt turned out to be too long; returns False if no turn is left."""
+        """Leave out more turns, because the prompt turned out to be too long; return False if no turn was left."""
         return self._leave_out(1)
 
     def add_tool_result(self, call_id: str, text: str) -> None:
@@ -160,7 +160,7 @@ class PromptDraft:
         self.tool_results.setdefault(call_id, []).append(text)
 
     def add_text(self, text: str, part: int) -> None:
-        """Add a piece of text to ``part``."""
+        """Add a piece of text to the part of the input with the number ``part``."""
         self._begin(part)
         self._open_pieces.append(text)
         self._open_characters += len(text)
@@ -180,9 +180,10 @@ class PromptDraft:
         return "".join(self._open_pieces)
 
     def stable(self, given: Given, least: int) -> Excerpt | None:
-        """Return the part after ``given`` that further input cannot change, or None.
+        """Return the part of the prompt after ``given`` that further input cannot change, or None if there is none.
 
-        A part without media has at least ``least`` tokens; media are always worth computing ahead.
+        A part without media must have at least ``least`` tokens; a part with media is always worth an early
+        computation.
         """
         if self.tool_results:
             return None  # more may follow, and they precede everything else
@@ -246,7 +247,7 @@ _SAMPLE: Final = ("One, two and three: some words", " that stand for all others.
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """Everything in a prompt but the input: instructions, tools, history, and the role of the input's message."""
+    """Everything in a prompt except the input: instructions, tools, history, and the role of the input's message."""
 
     instructions: str = ""
     history: tuple[Message, ...] = ()
@@ -301,7 +302,7 @@ class PromptForm:
         return self._placeholder(modality, number)
 
     def tokens(self, text: str) -> list[int]:
-        """Return the tokens of ``text``, without special tokens around it.
+        """Return the token IDs of ``text``, without special tokens around them.
 
         Control tokens that ``plain`` has marked are tokenised as text. Real control tokens separate the text into
         pieces, as every tokenizer looks for them first.
@@ -330,7 +331,7 @@ class PromptForm:
         return [token for piece in marked.split(_ONLY_TEXT) for token in self._encoded(piece)]
 
     def size(self, message: Message, speech: Mapping[Speech, tuple[Media, ...]]) -> int:
-        """Return about how many tokens a message of the history takes; ``speech`` is the audio of the history."""
+        """Return an estimate of the tokens of a message of the history; ``speech`` has the history's audio."""
         texts = [part.text for part in message.parts]
         texts += [part for call in message.tool_calls for part in (call.name, call.arguments)]
         spoken = (part.speech for part in message.parts if part.speech is not None)
@@ -339,7 +340,7 @@ class PromptForm:
 
     @cached_property
     def _template_tokens(self) -> int:
-        """What the template adds to a message of the history, in tokens."""
+        """The number of tokens that the template adds to a message of the history."""
         try:
             alone, _ = self.frame(PromptContext())
             after, _ = self.frame(PromptContext(history=(Message("user", "a"), Message("assistant", "b"))))
@@ -353,7 +354,10 @@ class PromptForm:
         return self._control.sub(lambda token: token[0][:1] + _ONLY_TEXT + token[0][1:], text)
 
     def last_border(self, text: str, start: int) -> int:
-        """Return the last position from which text cannot affect the tokens before it, or ``start``."""
+        """Return the last position in ``text`` such that the text after it cannot affect the tokens before it.
+
+        Returns ``start`` if there is no such position after ``start``.
+        """
         border = start
         for token in self._control.finditer(text, start):
             border = token.end()
@@ -363,10 +367,11 @@ class PromptForm:
         return border
 
     def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
-        """Return the template's text before and after the input; without ``user`` there is no message for the input.
+        """Return the template's text before the input, and that after it.
 
-        The text after a message of the assistant is empty: the answer continues the message. Raises InvalidValue when
-        the template rejects the messages.
+        With ``user`` False, the prompt has no message for the input. If the input's message is the assistant's, the
+        text after it is empty, because the answer continues the message. Raises InvalidValue if the template rejects
+        the messages.
         """
         messages: list[dict[str, Any]] = []
         if context.instructions:
@@ -386,7 +391,7 @@ class PromptForm:
     def _rendered(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]
     ) -> str:
-        """Render ``messages``.
+        """Return the prompt for ``messages``, rendered by the template.
 
         Some templates demand that the user begins, but a conversation may begin with the assistant's greeting. Then an
         empty message of the user is put first.
@@ -438,9 +443,9 @@ class PromptForm:
 
 
 class BareForm(PromptForm):
-    """The form of raw prompts: no template, no media; control tokens in the text are effective.
+    """The format of raw prompts: no template and no media; control tokens in the text are effective.
 
-    The tokenizer adds its special tokens, such as one for the beginning of the text. With ``of_tokens`` prompts are
+    The tokenizer adds its special tokens, such as one for the beginning of the text. With ``of_tokens``, prompts are
     JSON arrays of token IDs.
     """
 
@@ -466,7 +471,10 @@ class BareForm(PromptForm):
 
 
 def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
-    """Drop tool calls whose arguments were cut off, and their results: templates reject them."""
+    """Yield the messages of ``history`` without incomplete tool calls and their results, which templates reject.
+
+    The arguments of an incomplete call were cut off.
+    """
     broken: set[str] = set()
     for message in history:
         whole = tuple(call for call in message.tool_calls if call.is_whole)
@@ -487,8 +495,8 @@ class Media:
 class Excerpt:
     """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order.
 
-    ``end`` is the position after a part that further input cannot change, in characters of the template's head and the
-    input.
+    ``end`` is the position after a stable part, in characters of the prompt's text; it is not set for the complete
+    prompt.
     """
 
     tokens: list[int]
@@ -496,7 +504,7 @@ class Excerpt:
     end: int = 0
 
     def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
-        """Return the excerpt as a prompt of vLLM."""
+        """Return the excerpt in the form of a prompt for vLLM."""
         # A copy, because vLLM appends to the list.
         prompt: dict[str, Any] = {"prompt_token_ids": list(self.tokens)}
         if self.media:
@@ -518,7 +526,7 @@ class Excerpt:
 
 @dataclass(slots=True)
 class Given:
-    """The beginning of a draft, as far as a model has received it. Owned by the code that submits it."""
+    """The beginning of a draft that a model has received. Owned by the code that submits the draft to the model."""
 
     #: The length of this part, in characters of the template's head and the input.
     chars: int = 0
@@ -543,7 +551,7 @@ ANSWER_RESERVE: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimit:
-    """The lengths that bound a prompt with history, in tokens."""
+    """The limits on a prompt with history, in tokens."""
 
     #: The limit on the whole prompt: the context, less a reserve for the answer.
     prompt: int
@@ -554,21 +562,22 @@ class PromptLimit:
 
     @classmethod
     def of(cls, context: int, max_tokens: int | None) -> Self:
-        """Return the limit for a model's ``context``, if the answer may have ``max_tokens``."""
+        """Return the limits for a model's ``context`` in tokens and an answer of at most ``max_tokens``."""
         answer = min(max_tokens or ANSWER_RESERVE, context // 4)
         return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
 
 
 @dataclass(slots=True)
 class HistoryTrim:
-    """The decision which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
+    """A shortening of ``history`` for a prompt: the oldest turns are left out, and only whole turns.
 
-    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
+    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and are kept.
 
     The history is cut at multiples of ``stride`` tokens, counted from its beginning. vLLM's prefix cache only helps
     prompts that begin alike: if each new turn pushed out an old one, every prompt of a long conversation would begin
-    differently and be computed anew. Cut at multiples of a stride, the prompts of a conversation begin alike until it
-    has grown by a stride. As the cut depends on the history alone, nothing has to be remembered between requests.
+    differently and be computed anew. With cuts at multiples of ``stride``, the prompts begin alike until the
+    conversation has grown by ``stride`` tokens. As the cut depends on the history alone, no state has to be kept
+    between requests.
     """
 
     history: Sequence[Message]
@@ -586,7 +595,7 @@ class HistoryTrim:
         self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
 
     def leave_out(self, tokens: int) -> bool:
-        """Leave out at least ``tokens`` more, at least one turn; returns False if nothing is left to leave out."""
+        """Leave out further turns with at least ``tokens`` tokens, at least one turn; return False if none is left."""
         begins = self._positions()
         first, wanted = self._first, begins[self._first] + tokens
         while self._first < len(begins) - 1 and (begins[self._first] < wanted or self._first == first):
@@ -607,7 +616,7 @@ class HistoryTrim:
 
     @property
     def open_calls(self) -> tuple[str, ...]:
-        """The tool calls of the last turn, if it has no answer yet: the input may be their results."""
+        """The IDs of the tool calls in the last turn if it has no answer yet: the input may be their results."""
         if not self.history or not (self.history[-1].tool_calls or self.history[-1].role == "tool"):
             return ()
         numbered = zip(self._turns, self.history, strict=True)
@@ -652,7 +661,7 @@ class MediaSizes:
         return 0
 
     def learn(self, media: Iterable[Media], placeholders: Mapping[str, Sequence[Any]]) -> None:
-        """Note the sizes in a processed prompt: vLLM's ``mm_placeholders``, which has a range for each item."""
+        """Learn the sizes of ``media`` from a processed prompt; ``placeholders`` is vLLM's ``mm_placeholders``."""
         taken: dict[Modality, list[int]] = {
             Modality(name): [place.length for place in places] for name, places in placeholders.items()
         }

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class _ReadFromCache(Exception):
-    """Raised if positions to be read out were found in the prefix cache, and therefore not computed."""
+    """Raised if positions with requested readouts were in the prefix cache, so that they were not computed."""
 
 
 class TokenGenerator(TokenEngine):
@@ -191,7 +191,7 @@ class _Call:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the list are requested; its first token has none."""
+        """Whether log-probabilities of the session's token list are requested; its first token has none."""
         return any(start < self.length and end > max(start, 1) for start, end in self.generation.logprob_ranges.pairs())
 
     @property
@@ -229,7 +229,7 @@ class _Call:
         )
 
     async def events(self, outputs: ReadAhead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the events of the call, from vLLM's outputs. Raises _ReadFromCache before the first of them."""
+        """Yield the events of the call, made of vLLM's outputs. Raises _ReadFromCache before the first event."""
         first = True
         count = 0
         async for output in outputs:
@@ -310,7 +310,7 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class ReadAhead:
-    """An iterator over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
+    """An iterator over vLLM's outputs. ``until`` reads one output ahead, and so notices a failure while it waits."""
 
     def __init__(self, outputs: ModelOutputs) -> None:
         self._outputs = outputs
@@ -329,7 +329,7 @@ class ReadAhead:
             yield output
 
     async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
+        """Wait for ``arrival``. Raises the error of vLLM if it fails meanwhile, or EngineFailed after a time-out."""
         if arrival.done():
             return
         if self._next is None:
@@ -357,12 +357,12 @@ async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
 
 
 def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
-    """Yield the positions below ``length`` in any range of log-probabilities or readouts, in order."""
+    """Yield the positions below ``length`` for which log-probabilities or readouts are requested, in order."""
     return TokenRanges([*generation.logprob_ranges.pairs(), *generation.readout_ranges.pairs()]).below(length)
 
 
 def _with_single_pads(tokens: list[int], images: Sequence[TokenImage]) -> list[int]:
-    """Return the token list with a single pad token in each vision block."""
+    """Return ``tokens`` with a single pad token in the vision block of each image."""
     single: list[int] = []
     copied = 0
     for image in images:
@@ -405,12 +405,12 @@ def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
 
 
 def _first_of(part: Any, names: Sequence[str]) -> int | None:
-    """Return the value of the first field in ``names`` that is set, or None."""
+    """Return the value of the first attribute of ``part``, among ``names``, that is set; None if none is."""
     return next((value for name in names if (value := getattr(part, name, None)) is not None), None)
 
 
 def _ids_of(tokenizer: Any, texts: Sequence[str]) -> Iterator[int]:
-    """Yield the IDs of the ``texts`` that are tokens."""
+    """Yield the token IDs of those of ``texts`` that are tokens."""
     known = tokenizer.get_vocab()
     return (known[text] for text in texts if text in known)
 
@@ -453,7 +453,7 @@ def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpos
 
 
 class Readouts:
-    """The readouts of one model. ``engine_args`` enable them in vLLM, and disable its compiled graphs."""
+    """The readouts of one model. ``engine_args`` are vLLM's arguments that enable them and disable compiled graphs."""
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.workers.ReadoutWorker",
@@ -498,8 +498,8 @@ _DTYPE: Final = "float16"
 class ReadoutVectors:
     """Readout vectors: a float32 matrix of shape (concepts, hidden size) for each layer of the manifest.
 
-    Their safetensors file contains ``layer_<index>.vectors``, in float16. It must not be in the checkpoint's folder,
-    where vLLM would load it as weights. The manifest is a file of its own.
+    Their safetensors file contains ``layer_<index>.vectors``, in float16. The file must not be in the checkpoint's
+    folder, where vLLM would load it as weights. The manifest is a separate file.
     """
 
     manifest: ReadoutManifest
@@ -520,7 +520,7 @@ class ReadoutVectors:
 
 
 def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
-    """Return the vectors in two files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
+    """Read vectors from two files. Raises ConfigurationError if the files are missing, malformed or inconsistent."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -586,7 +586,7 @@ Concepts: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def load_concepts(path: Path) -> Concepts:
-    """Read a TOML or JSON file with a table for each concept, of lists of ``positive`` and ``negative`` prompts.
+    """Read a TOML or JSON file that has, for each concept, a table with lists of ``positive`` and ``negative`` prompts.
 
     Raises ConfigurationError with all problems found.
     """
@@ -616,14 +616,14 @@ def _problems(name: str, table: Any) -> Iterator[str]:
 async def make_vectors(
     concepts: Concepts, layers: Sequence[int], *, model: str, args: Mapping[str, Any]
 ) -> ReadoutVectors:
-    """Start the model, compute the vectors and stop it. ``args`` are vLLM's engine arguments.
+    """Start the model, compute the vectors of ``concepts``, and stop the model. ``args`` are vLLM's engine arguments.
 
     The vector of a concept at a layer is the normalised difference between two means of the residual stream at the
     last token: over prompts that have the concept and over prompts that do not. The stream is read with the readout
-    worker itself, using the unit vectors of its dimensions as "concepts".
+    worker, whose "concepts" are then the unit vectors of the stream's dimensions.
 
-    Raises ConfigurationError for layers that the model lacks and for prompts whose means do not differ, and what
-    LanguageModel raises.
+    Raises ConfigurationError for layers that the model lacks and for prompts whose means do not differ, and the errors
+    of LanguageModel.
     """
     Readouts.check_args(args)
     args = {"model": model, **args, **Readouts.engine_args}

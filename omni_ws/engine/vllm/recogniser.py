@@ -47,9 +47,9 @@ INTERIM_PRIORITY: Final = 1
 
 
 def interim_gap_sec(read_sec: float, took_sec: float) -> float:
-    """Return how much more speech the next interim text needs, in seconds.
+    """Return how many seconds of speech must be added before the next interim text is made.
 
-    The previous one read ``read_sec`` of speech, and took ``took_sec`` to compute.
+    The previous interim text covered ``read_sec`` seconds of speech, and took ``took_sec`` seconds to compute.
     """
     return max((INTERIM_GROWTH - 1) * read_sec, took_sec / INTERIM_SHARE)
 
@@ -75,9 +75,9 @@ _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 class VllmRecogniser(LanguageModel):
     """A Recogniser: Whisper, Voxtral, or any other model for which vLLM supports transcription.
 
-    ``args`` are vLLM's engine arguments. Interim texts come at growing intervals, because the model reads the utterance
-    from its beginning for each. Texts have no times of words. The model's languages and limits are known after
-    ``start``.
+    ``args`` are vLLM's engine arguments. Interim texts come at growing intervals, because for each of them the model
+    reads the utterance from its beginning. Texts have no times of words. The model's languages and limits are known
+    after ``start``.
     """
 
     name = "vllm"
@@ -118,9 +118,10 @@ class VllmRecogniser(LanguageModel):
     async def transcribe(
         self, pcm: Pcm16, *, language: str | None, translate: bool = False, expected: str = "", priority: int = 0
     ) -> str:
-        """Return the words of an utterance of at most ``limits.longest`` samples; in English with ``translate``.
+        """Return the text of an utterance of at most ``limits.longest`` samples; with ``translate``, in English.
 
-        A ``language`` of None is detected. ``expected`` is a text with the names and terms to expect.
+        With ``language`` None the language is detected. ``expected`` is a text with the names and terms to expect. In
+        vLLM's queue, a lower ``priority`` comes first.
         """
         if language is None and self.detects_language:
             language = await self.language_of(pcm, priority=priority)
@@ -135,11 +136,11 @@ class VllmRecogniser(LanguageModel):
 
     @property
     def detects_language(self) -> bool:
-        """Whether a language that was not given has to be detected before the transcription."""
+        """Whether the language has to be detected before the transcription if it is not given."""
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
-        """Return the language that is spoken in ``pcm``, as the model detects it."""
+        """Detect and return the language that is spoken in ``pcm``, as a code such as ``en``."""
         tokenizer = self.llm.get_tokenizer()
         parameters = self._parameters(1, allowed=self._class.get_language_token_ids(tokenizer))
         prompt = self._class.get_language_detection_prompt(samples_from_pcm16(pcm), self._config)
@@ -194,9 +195,9 @@ class VllmRecogniser(LanguageModel):
         return prompt
 
     def _before(self, expected: str) -> str:
-        """Return a prompt that makes Whisper expect what the text names: the end of the text, as far as there is room.
+        """Return a prompt that makes Whisper expect the names and terms in ``expected``.
 
-        Special tokens in the text are read as plain text.
+        If the text is longer than the room for it, its end is used. Special tokens in it are read as plain text.
         """
         tokenizer = self.llm.get_tokenizer()
         text = expected[-_MOST_EXPECTED_CHARACTERS:].replace("<|", "< |")
@@ -228,7 +229,7 @@ class VllmRecogniser(LanguageModel):
 
 
 class VllmTranscriber:
-    """A Transcriber. If no language was given, it detects the language of its first utterance and keeps it."""
+    """A Transcriber on vLLM. Without a given language, it detects the first utterance's language, and keeps it."""
 
     speculates = True
 

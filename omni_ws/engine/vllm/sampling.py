@@ -1,4 +1,4 @@
-"""From a request to vLLM's sampling parameters and parsers, and from its output back to an answer (AnswerReader)."""
+"""The conversion of a request to vLLM's sampling parameters and parsers, and of vLLM's output to an answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MAX_SCHEMA_BYTES: Final = 1 << 16
 
 
 class AskedSampling(NamedTuple):
-    """The sampling parameters of a request, by vLLM's names, and the request's field for each, for error messages."""
+    """The sampling parameters of a request: ``values`` by vLLM's names, and the request's ``fields`` for errors."""
 
     values: Mapping[str, Any]
     fields: Mapping[str, str]
@@ -70,15 +70,15 @@ class AskedSampling(NamedTuple):
         return cls({**request.sampling, **staged}, fields)
 
     def field(self, parameter: str | None) -> str | None:
-        """Return the request's field for a parameter that vLLM refuses, or None."""
+        """Return the request's field for a parameter of vLLM that was refused; None if it is not known."""
         return self.fields.get(parameter or "") or _FIELD_OF.get(parameter or "")
 
 
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
-    """Return the sampling parameters of an answer. ``defaults`` are those of the checkpoint.
+    """Return the sampling parameters for an answer. ``defaults`` are the checkpoint's values.
 
-    Without ``max_tokens`` the answer may fill the context. The result is for one request only, as vLLM modifies it.
-    Raises InvalidValue for values that vLLM refuses.
+    Without ``max_tokens`` the answer may fill the context. The result must be used for one request only, because vLLM
+    modifies it. Raises InvalidValue for values that vLLM refuses.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -143,7 +143,7 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """Return parameters for a prompt without an answer; vLLM generates at least one token, which is discarded."""
+    """Return parameters for a prompt without an answer. vLLM still generates one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -151,7 +151,7 @@ def prefill_parameters() -> SamplingParams:
 
 
 def survives_streaming(parameters: SamplingParams) -> bool:
-    """Whether a streamed prompt gets the same answer as a prompt that is submitted at once.
+    """Whether a StreamedPrompt with ``parameters`` gets the same answer as a prompt that is submitted as a whole.
 
     For streamed prompts vLLM rejects stop strings and several answers, creates no generator for a seed, and ignores
     grammars and token options that are not part of the first piece.
@@ -173,7 +173,10 @@ def survives_streaming(parameters: SamplingParams) -> bool:
 
 
 def check_parsers(tools: str | None, reasoning: str | None) -> None:
-    """Raise ConfigurationError if vLLM has no parser of a name, None for no parser. Blocks while vLLM is imported."""
+    """Check that vLLM has parsers with these names (None: no parser). Blocks while vLLM is imported.
+
+    Raises ConfigurationError.
+    """
     prepare_environment()
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -188,7 +191,10 @@ def check_parsers(tools: str | None, reasoning: str | None) -> None:
 
 
 def load_parser(model: LanguageModel, tools: str | None, reasoning: str | None) -> Any:
-    """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
+    """Return vLLM's parser class for the named parsers of tool calls and thought.
+
+    Raises ConfigurationError if the class does not work with the model's tokenizer.
+    """
     from vllm.parser import ParserManager
 
     llm = model.llm
@@ -208,7 +214,7 @@ def load_parser(model: LanguageModel, tools: str | None, reasoning: str | None) 
 
 @dataclass(frozen=True, slots=True)
 class ParserUse:
-    """The parser of one request, with its tools, in the form that vLLM expects."""
+    """The parser class for one request, with the request's tools in vLLM's form."""
 
     parser: Any
     model: LanguageModel
@@ -225,7 +231,7 @@ class ParserUse:
 
     @property
     def skip_special_tokens(self) -> bool:
-        """Whether special tokens are removed from the text; some parsers need them to find calls."""
+        """Whether special tokens are removed from the text. Some parsers need these tokens to find tool calls."""
         skip: bool = self.request.skip_special_tokens
         return skip
 
@@ -234,7 +240,7 @@ class ParserUse:
         return AnswerSplitter(self, self.new_parser(self.model.llm.get_tokenizer()))
 
     def new_parser(self, tokenizer: Any) -> Any:
-        """Return an instance of the parser."""
+        """Return an instance of the parser class."""
         return self.parser(
             tokenizer,
             self.request.tools,
@@ -246,9 +252,10 @@ class ParserUse:
 def parser_use(
     parser: Any, model: LanguageModel, request: GenerationRequest, *, arguments: Mapping[str, Any], tokenizer: Any
 ) -> ParserUse | None:
-    """Return the use of a parser for a request, or None if it has nothing to find. Blocks for milliseconds.
+    """Return the ParserUse for a request; None if its answer has neither tool calls nor thought.
 
-    ``tokenizer`` must not be in use by another thread. Raises InvalidValue for invalid tools or an unknown choice.
+    ``parser`` is vLLM's parser class. ``tokenizer`` must not be in use by another thread. Blocks for milliseconds.
+    Raises InvalidValue for invalid tools or an unknown tool choice.
     """
     check_tools(request.tools, request.tool_choice)
     if request.options.raw_prompt or not (request.tools or parser.reasoning_parser_cls):
@@ -313,7 +320,7 @@ def _limit_blanks(tag: Any) -> None:
 
 
 def _own(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return a copy of the tool, as vLLM modifies it. A forced call is constrained to the function's parameters."""
+    """Return a copy of the tool for vLLM, which modifies it; ``strict``: calls must match the function's parameters."""
     function = copy.deepcopy(dict(tool["function"]))
     if strict and function.get("strict") is None:
         function["strict"] = True
@@ -352,7 +359,7 @@ class AnswerSplitter:
         return bool(self._begun)
 
     def read(self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool) -> AnswerParts:
-        """Return the text, thought and tool calls in the next piece of the answer."""
+        """Return the text, thought and tool calls in the next piece of the answer: ``text`` and its ``tokens``."""
         delta = self._parser.parse_delta(text, list(tokens), self._use.request, list(prompt), finished=finished)
         if delta is None:
             return AnswerParts()
@@ -385,12 +392,12 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 
 
 class AnswerReader:
-    """A reader of the ``choice``-th answer to a request, piece by piece.
+    """A reader of one answer to a request, piece by piece; ``choice`` is the answer's index.
 
-    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token``
-    creates the TokenLogprob of a token from vLLM's entry. They are None if not requested. With ``names_end`` the
-    log-probabilities include the token that ends the answer. With ``wanted`` False the content is dropped: vLLM
-    generates at least one token even if a request only wants an echo of its prompt.
+    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token`` makes
+    the TokenLogprob of a token from vLLM's entry; both are None if log-probabilities are not requested. With
+    ``names_end`` the log-probabilities include the token that ends the answer. With ``wanted`` False the content is
+    dropped: vLLM generates at least one token even if a request only wants an echo of its prompt.
     """
 
     def __init__(
@@ -491,10 +498,10 @@ T = TypeVar("T")
 
 
 class AlignedTokens(Generic[T]):
-    """A queue with an item for each token of one answer, such as a log-probability, until the token's text is sent.
+    """A queue with an item for each token of one answer, such as a log-probability; it waits for the token's text.
 
-    vLLM reports a token when it is sampled, but the text later, if several tokens form a character or a stop string may
-    have begun. vLLM's own detokenizer tells where the text of each token ends.
+    vLLM reports a token when it is sampled, but its text later if several tokens form a character, or if a stop string
+    may have begun. vLLM's own detokenizer shows where the text of each token ends.
     """
 
     def __init__(self, tokenizer: Any, parameters: SamplingParams) -> None:
@@ -515,7 +522,7 @@ class AlignedTokens(Generic[T]):
             self._waiting.append((begins, len(self._detokenizer.output_text), item))
 
     def take(self, length: int) -> tuple[T, ...]:
-        """Return the items of tokens that end within the next ``length`` characters of the answer."""
+        """Remove and return the items of tokens that end within the next ``length`` characters of the answer."""
         self._given += length
         count = 0
         for number, (begins, ends, _) in enumerate(self._waiting, 1):
@@ -525,9 +532,9 @@ class AlignedTokens(Generic[T]):
         return tuple(self._waiting.popleft()[2] for _ in range(count))
 
     def rest(self, *, cut: bool) -> tuple[T, ...]:
-        """Return the remaining items, at the end of the answer.
+        """Remove and return the remaining items, at the end of the answer.
 
-        If a stop string ``cut`` the text, only tokens that begin before the cut count.
+        ``cut``: a stop string has cut the text, so only the items of tokens that begin before the cut are returned.
         """
         rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
         self._waiting.clear()
@@ -545,7 +552,7 @@ class AlignedTokens(Generic[T]):
 
 
 class TokenBytes:
-    """The bytes of a tokenizer's tokens, which may be parts of characters."""
+    """The bytes of each of a tokenizer's tokens; a token may be a part of a character."""
 
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar
@@ -565,7 +572,7 @@ class TokenBytes:
     def logprob(self, token: int, entry: Mapping[int, Any] | None, top: int) -> TokenLogprob:
         """Return a token with its log-probability, and the ``top`` most probable tokens at its position.
 
-        ``entry`` is vLLM's entry for that position; None for the first token of a prompt.
+        ``entry`` is vLLM's log-probabilities by token for this position; None for the first token of a prompt.
         """
         if entry is None:
             return self._named(token, None)
@@ -590,9 +597,9 @@ _MOST_HELD_BACK: Final = 1024
 class SpokenTokens:
     """A filter that finds the spoken tokens of one answer: tokens whose text is passed on as text of the answer.
 
-    Tool calls and thought, which ``splitter`` takes out of the text, are not spoken, nor is text that a stop string
-    cuts off. A token is held back as long as its text. The last token of an answer is never spoken: it is the end
-    token, or the model has not computed its hidden state, which the Talker of Qwen2.5 reads.
+    Tool calls and thought, which ``splitter`` takes out of the text, are not spoken; neither is text that a stop string
+    cuts off. A token is held back while its text is held back. The last token of an answer is never spoken: it is the
+    end token, or the model has not computed its hidden state, which the Talker of Qwen2.5 reads.
     """
 
     def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
@@ -607,7 +614,7 @@ class SpokenTokens:
         self._held = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
-        """Return the tokens whose text has been passed on now, with vLLM's next output ``piece`` and its ``text``."""
+        """Return the tokens whose text is passed on now, which is ``text``; ``piece`` is vLLM's next output."""
         tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
         self._count += len(tokens)
         finished = piece.finish_reason is not None
@@ -671,7 +678,7 @@ class PromptEcho:
     def pieces(
         self, entries: Sequence[Mapping[int, Any] | None] | None
     ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
-        """Yield pieces of text with their tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
+        """Yield pieces of the prompt's text, each with its tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
         if self._top is None or entries is None:
             yield "".join(self._parts), ()
             return
@@ -688,9 +695,10 @@ class PromptEcho:
 
 
 def _texts_of_tokens(tokenizer: Any, data: TokenBytes, tokens: Sequence[int], text: str | None) -> list[str]:
-    """Return the text that each token contributes; a character of several tokens belongs to one of them.
+    """Return the text of each token; a character that several tokens form is the text of one of them.
 
-    Given ``text``, the tokenizer knows where its tokens end; special tokens that it adds contribute nothing.
+    If ``text`` is given, the tokenizer determines where its tokens end; special tokens that the tokenizer adds have no
+    text.
     """
     if text is not None and tokenizer.is_fast:
         encoded = tokenizer(text, return_offsets_mapping=True)

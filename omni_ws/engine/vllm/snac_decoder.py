@@ -1,4 +1,4 @@
-"""SnacDecoder: decodes windows of codec frames to audio, with the SNAC codec."""
+"""SnacDecoder: a decoder of windows of codec frames to audio, with the SNAC codec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from omni_ws.errors import EngineFailed
 
 
 class SnacDecoder:
-    """A synchronous decoder of windows. For use by one thread at a time, such as a DecodeQueue's.
+    """A synchronous decoder of CodecWindows. For use by one thread at a time, such as the thread of a DecodeQueue.
 
     ``noise_seed`` makes SNAC's noise a function of the position in the clause, so that windows agree about the samples
     they share; None disables it. ``model`` is modified: its encoder is dropped, its weight parametrisations are
@@ -126,8 +126,8 @@ class SnacDecoder:
 class PositionalNoise(nn.Module):  # type: ignore[misc]
     """A replacement for one of SNAC's noise blocks, with the same weights.
 
-    SNAC draws random noise anew for each window. Here it is a hash of the position in the audio, which is the same in
-    every window.
+    SNAC draws new random noise for each window. Here the noise is a hash of the position in the audio, so it is the
+    same in every window.
     """
 
     def __init__(self, linear: nn.Module, decoder: SnacDecoder, seed: int) -> None:

@@ -1,8 +1,8 @@
 """Speaker: a voice made of a Talker on vLLM, which generates codec frames, and Code2Wav, which decodes them.
 
-A TalkerProfile is the prompt format and token layout of a Talker; a FrameLayout says how its tokens encode codec
-frames. The DecodeQueue decodes the chunks of all requests in batches. Each chunk is decoded within a CodecWindow, which
-adds frames on both sides, so that its samples are the same as if the whole clause were decoded at once.
+A TalkerProfile is the prompt format and token layout of a Talker; a FrameLayout is the encoding of codec frames by its
+tokens. The DecodeQueue decodes the chunks of all requests in batches. Each chunk is decoded within a CodecWindow, which
+adds frames on both sides, so that the chunk has the same samples as if the whole clause were decoded in one piece.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ if TYPE_CHECKING:
 
 
 class Code2Wav:
-    """A Stage of one request: CodecFrames in, AudioOutput to the client.
+    """A Stage of one request that decodes speech: CodecFrames in, AudioOutputs to the client.
 
-    ``queue`` decodes the chunks of all requests. ``sample_rate`` (Hz) and ``frame_ms`` are those of its decoder,
-    ``slots`` is the number of tokens in a frame. ``policy`` controls the size of chunks.
+    ``queue`` decodes the chunks of all requests. ``sample_rate`` (in Hz) and ``frame_ms`` (the duration of a frame in
+    milliseconds) are those of its decoder, ``slots`` is the number of tokens in a frame. ``policy`` controls the size
+    of chunks.
     """
 
     name = "code2wav"
@@ -139,13 +140,13 @@ _SMOOTHING = 0.1
 
 
 class DecodeQueue:
-    """A queue of windows to be decoded in batches, for use on one event loop. The queue's thread does the decoding.
+    """A queue of windows that a thread of its own decodes in batches. For use on one event loop.
 
-    The function ``decode`` gets up to ``batch`` windows. The queue needs no limit, as a request submits one window at a
-    time.
+    The function ``decode`` gets up to ``batch`` windows. The queue needs no limit, because a request submits one window
+    at a time.
 
-    ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
-    first measurement.
+    ``ms_per_frame`` is the average time from the submission of a window to its result, divided by the window's frames,
+    in milliseconds; 0 before the first measurement.
     """
 
     def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
@@ -162,10 +163,10 @@ class DecodeQueue:
         self.ms_per_frame = 0.0
 
     async def decode(self, window: CodecWindow) -> Samples:
-        """Return the wanted samples of ``window``.
+        """Return the samples of the ``keep`` frames of ``window``.
 
-        Raises EngineFailed on a closed queue, and the decoder's exceptions. Cancelling drops a window that is not being
-        decoded yet.
+        Raises EngineFailed on a closed queue, and the decoder's exceptions. If the call is cancelled, a window that is
+        not being decoded yet is dropped.
         """
         if self._closed:
             raise EngineFailed("the decoder is closed")
@@ -180,7 +181,7 @@ class DecodeQueue:
         return samples
 
     async def close(self) -> None:
-        """Wait for the current batch; the waiting windows fail. Idempotent."""
+        """Close the queue: wait for the current batch, and fail the waiting windows. Idempotent."""
         self._closed = True
         while self._waiting:
             _, done = self._waiting.popleft()
@@ -210,7 +211,7 @@ class DecodeQueue:
             self._work = None
 
     def _next_batch(self) -> list[tuple[CodecWindow, asyncio.Future[Samples]]]:
-        """Return the next windows whose requests still wait for them."""
+        """Remove and return the next windows whose callers still wait for them."""
         batch: list[tuple[CodecWindow, asyncio.Future[Samples]]] = []
         while self._waiting and len(batch) < self._batch:
             window, done = self._waiting.popleft()
@@ -227,9 +228,10 @@ CONTEXT_FRAMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CodecWindow:
-    """The input of a decoding. Only the samples of ``keep`` frames of ``codes``, after the first ``skip``, are wanted.
+    """The input of one decoding: codec frames (``codes``), some of which are only context.
 
-    ``first_frame`` is the position of ``codes[0]`` in its clause.
+    Only the samples of ``keep`` frames after the first ``skip`` frames are wanted. ``first_frame`` is the position of
+    ``codes[0]`` in its clause.
     """
 
     codes: Codes
@@ -240,10 +242,11 @@ class CodecWindow:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of decoding one clause, an immutable value: the frames that are still needed, and positions.
+    """The state of decoding one clause, as an immutable value.
 
-    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` the position of the next frame to decode.
-    ``left`` and ``right`` are the context frames on either side of a window.
+    ``held`` are the frames that are still needed, ``first_frame`` is the position of ``held[0]`` in the clause, and
+    ``emitted`` the position of the next frame to decode. ``left`` and ``right`` are the numbers of context frames on
+    either side of a chunk.
     """
 
     held: Codes
@@ -260,7 +263,7 @@ class StreamState:
 
     @property
     def ready(self) -> int:
-        """The number of frames that can be decoded: the others wait for their right context."""
+        """The number of frames that can be decoded now; later frames still lack their right context."""
         coming = self.first_frame + len(self.held) - self.emitted
         return coming if self.ended else max(0, coming - self.right)
 
@@ -270,13 +273,13 @@ class StreamState:
         return self.ended and self.ready == 0
 
     def received(self, codes: Codes, *, last: bool = False) -> StreamState:
-        """Return the state with ``codes`` added; ``last`` ends the clause."""
+        """Return the state after further frames (``codes``) have arrived; ``last`` ends the clause."""
         if self.ended:
             raise ValueError("the clause has already ended")
         return replace(self, held=np.concatenate((self.held, codes)), ended=last)
 
     def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
-        """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
+        """Return the window that decodes the next ``frames`` frames (1 to ``ready``), and the state after that."""
         if not 1 <= frames <= self.ready:
             raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
         start = self.emitted - self.first_frame
@@ -296,11 +299,11 @@ Codes: TypeAlias = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLayout:
-    """How the tokens of a frame encode codes.
+    """The encoding of codec frames by a Talker's tokens.
 
-    A frame has a fixed number of slots, one token each. The token in slot ``i`` is ``first_token + i * codebook_size +
-    code``, where the code is an index into codebook ``slots[i]``. Codes of the same codebook follow each other in time
-    in the order of their slots: SNAC at 24 kHz has codebooks at 1, 2 and 4 codes per frame.
+    A frame has a fixed number of slots, with one token each. The token in slot ``i`` is ``first_token + i *
+    codebook_size + code``, where the code is an index into codebook ``slots[i]``. Codes of the same codebook are in
+    order of time: SNAC at 24 kHz has three codebooks, with 1, 2 and 4 codes per frame.
     """
 
     first_token: int
@@ -351,9 +354,9 @@ class FrameLayout:
         return codes
 
     def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-        """Return the codes of each codebook in order of time.
+        """Return an array for each codebook with its codes in order of time.
 
-        ``codes`` has the shape (…, frames, slots), the arrays returned (…, frames × codes per frame).
+        ``codes`` has the shape (…, frames, slots), a returned array the shape (…, frames × codes per frame).
         """
         slots = np.array(self.slots)
         return [
@@ -363,10 +366,10 @@ class FrameLayout:
 
 @dataclass(frozen=True, slots=True)
 class CodecFrames:
-    """The next frames of a clause; ``last`` ends the clause, and may come without frames.
+    """The next frames of a clause. ``last`` marks the end of the clause; such an item may have no frames.
 
-    Clauses are numbered from 0 within an answer. Each is decoded independently. ``text_end`` is where the clause ends,
-    as a position in the text of the answer.
+    Clauses are numbered from 0 within an answer, and decoded independently of one another. ``text_end`` is the end of
+    the clause, as an index in the text of the answer.
     """
 
     clause: int
@@ -394,7 +397,7 @@ FIRST_LONGEST: Final = 90
 
 
 class TalkerModel(LanguageModel):
-    """A speech language model in vLLM, with the logits processor that constrains it to the codec pattern."""
+    """A speech language model on vLLM, with a logits processor that allows only tokens of the codec's pattern."""
 
     def _open(self, args: AsyncEngineArgs) -> AsyncLLM:
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -411,11 +414,11 @@ class TalkerModel(LanguageModel):
 
 
 class Talker:
-    """A Stage of one request: pieces of text in, CodecFrames out.
+    """A Stage of one request that generates speech: pieces of text in, CodecFrames out.
 
     Each clause is one request to vLLM, and so has the prosody of a complete utterance. While a clause is generated,
-    further text waits in the link. ``comma_after`` and ``longest`` are the limits of the first clause; for
-    ``begin_after_sec`` see ``clauses_as_they_come``, for ``lexicon`` see GenerationRequest.
+    further text waits in the link. ``comma_after`` and ``longest`` are the limits of the first clause in characters,
+    see ClauseSplitter; for ``begin_after_sec`` see ``clauses_as_they_come``, for ``lexicon`` see GenerationRequest.
 
     ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
     that vLLM refuses.
@@ -466,7 +469,7 @@ class Talker:
         self._parameters(max_tokens=1 if self._tokens_left is None else self._tokens_left)
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Speak clause by clause, each as soon as its text is complete."""
+        """Generate speech clause by clause, each clause as soon as its text is complete."""
         assert sink is not None, "the Talker requires a stage after it"
         come = clauses_as_they_come(source, self._splitter, begin_after_sec=self._begin_after_sec)
         async with aclosing(come) as clauses:
@@ -526,7 +529,7 @@ class Talker:
             self._tokens_left -= tokens
 
     def _note_end(self, reason: str | None) -> None:
-        """Note whether the clause was cut off. Raises EngineFailed if vLLM ended it for another reason."""
+        """Note whether the clause was cut off, by vLLM's finish ``reason``. Raises EngineFailed for other reasons."""
         if reason == "length":
             self.cut = True
         elif reason != "stop":
@@ -590,7 +593,7 @@ class TalkerProfile:
         self.text.format(voice="", text="")
 
     def spoken_text(self, clause: str, voice: str | None) -> str:
-        """Return the text of the prompt, with the voice inserted. Raises InvalidValue for an unknown voice."""
+        """Return the text of a clause's prompt, with the voice inserted. Raises InvalidValue for an unknown voice."""
         if voice is None:
             return self.text.format(voice=next(iter(self.voices.values()), ""), text=clause)
         if voice not in self.voices:
@@ -598,7 +601,7 @@ class TalkerProfile:
         return self.text.format(voice=self.voices[voice], text=clause)
 
     def prompt(self, text_tokens: list[int]) -> list[int]:
-        """Return the token IDs of the prompt. Control and codec tokens that the text spells are dropped."""
+        """Return the token IDs of the prompt for ``text_tokens``, without control and codec tokens among these."""
         control = {*self.prefix, *self.suffix, *self.stop}
         plain = [
             token
@@ -608,7 +611,7 @@ class TalkerProfile:
         return [*self.prefix, *plain, *self.suffix]
 
     def most_frames(self, clause: str) -> int:
-        """Return the limit on the frames of a clause."""
+        """Return the limit on the number of frames for a clause."""
         return self.spare_frames + round(self.frames_per_character * len(clause))
 
 
@@ -647,7 +650,7 @@ _KNOWN: Final = {profile.name: profile for profile in (ORPHEUS, MAYA1)}
 
 
 def find_profile(wanted: str | None, model: str) -> TalkerProfile:
-    """Return the profile with the name or file ``wanted``; with None, the one whose name occurs in that of ``model``.
+    """Return the profile with the name or file ``wanted``; with None, the profile whose name is part of ``model``.
 
     Raises EngineFailed, with a message for the operator.
     """
@@ -718,7 +721,10 @@ async def staged_speech(
     stages: Sequence[Stage[Any]],
     links: Sequence[StageLink],
 ) -> None:
-    """Speak ``text``, and count the usage. The last two ``stages`` are a Talker and its vocoder."""
+    """Speak ``text`` through ``stages``, and write a Finished with the usage.
+
+    The last two stages are a Talker and its vocoder.
+    """
     talker, vocoder = stages[-2:]
     assert isinstance(talker, Talker | OmniTalker)
     assert isinstance(vocoder, Code2Wav | VocoderStage)
@@ -744,11 +750,11 @@ _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
 
 
 class Speaker:
-    """A Voice that can also speak the answers of a Thinker. Owns the Talker's model and the codec's decoder.
+    """A Voice that can also speak the answers of a Thinker. It owns the Talker's model and the codec's decoder.
 
-    ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it; ``profile`` is the name or file
-    of its profile (None to recognise it). ``device`` is where the codec runs, by default PyTorch's choice. Raises
-    ConfigurationError.
+    ``talker`` is the model's name or folder, ``args`` are vLLM's engine arguments for the model; ``profile`` is the
+    name or file of its TalkerProfile, None to find it by the model's name. ``device`` is the device for the codec; None
+    for a GPU if there is one. Raises ConfigurationError.
     """
 
     name = Talker.name
@@ -896,7 +902,7 @@ class Speaker:
         return SnacDecoder.load(self.profile.codec, self.profile.layout, device=self._device)
 
     async def _warm_up(self, queue: DecodeQueue) -> None:
-        """Decode windows of typical lengths; also measures the decoding time, which determines the first chunk."""
+        """Decode windows of typical lengths, and measure the decoding time, which determines the first chunk's size."""
         # Twice, because PyTorch compiles for a shape when it occurs for the second time.
         for frames in _WARM_UP_FRAMES * 2:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)

@@ -74,7 +74,7 @@ AT_ONCE_CHARACTERS: Final = 2048
 class ThinkerParts:
     """The model and settings that all requests to a Thinker share.
 
-    ``thread`` is the tokenizer's, which is not thread-safe.
+    ``thread`` is the only thread that uses the tokenizer, which is not thread-safe.
     """
 
     model: LanguageModel
@@ -101,12 +101,12 @@ class ThinkerParts:
 
 
 class Thinker:
-    """A Stage of one request: decoded input in; text to the next stage and, with ``writes``, to the client.
+    """A Stage of one request: decoded input in; the answer's text to the next stage and, with ``writes``, the client.
 
-    It collects the input into a PromptDraft, has the model compute stable parts of the prompt early, and generates the
-    answer when the input ends. ``share`` accounts for the memory of the media in the prompt. With ``rows``, the next
-    stage is the model's own Talker, and gets TalkerItems instead of text. Raises InvalidValue for sampling parameters
-    that vLLM refuses.
+    The Thinker collects the input in a PromptDraft, has the model compute stable parts of the prompt early, and
+    generates the answer when the input ends. ``share`` accounts for the memory of the media in the prompt. With
+    ``rows``, the next stage is the model's own Talker, which gets TalkerItems instead of text. Raises InvalidValue for
+    sampling parameters that vLLM refuses.
     """
 
     name = "thinker"
@@ -163,7 +163,7 @@ class Thinker:
 
     @property
     def answer_tokens(self) -> int:
-        """The number of tokens generated, over all answers."""
+        """The number of generated tokens, of all answers together."""
         return sum(answer.tokens for answer in self._answers)
 
     @property
@@ -185,7 +185,7 @@ class Thinker:
         return (context_full(context),) if full else ()
 
     async def run(self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Build the prompt, working ahead if the input takes long, and generate the answer."""
+        """Build the prompt, and generate the answer. If the input takes long, compute parts of the prompt early."""
         if self._rows is None or sink is None:
             await self._run(source, sink, outputs)
             return
@@ -217,7 +217,7 @@ class Thinker:
     async def _answer_at_once(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter
     ) -> None:
-        """Answer input that has arrived already. Text becomes a prompt in one call, if short without the thread."""
+        """Answer input that has arrived already: its text is added in one call; short text without the thread."""
         begun: tuple[PromptDraft, InputParts] | None = None
         texts: list[TextPart | ToolResultPart] = []
         async for decoded in source:
@@ -256,14 +256,17 @@ class Thinker:
     def _add(
         self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]
     ) -> tuple[PromptDraft, InputParts]:
-        """Add input to a prompt, or to a new one; in the tokenizer's thread, unless short. Raises as ``_prepare``."""
+        """Add input to the prompt ``begun``, or to a new prompt. Raises the errors of ``_prepare``.
+
+        Called in the tokenizer's thread, unless the input is short.
+        """
         draft, parts = begun or self._begin()
         for one in decoded:
             parts.add(one)
         return draft, parts
 
     def _begin(self) -> tuple[PromptDraft, InputParts]:
-        """Return an empty prompt, and the InputParts that add input to it. Raises as ``_prepare``."""
+        """Return an empty prompt, and the InputParts that add input to it. Raises the errors of ``_prepare``."""
         draft, shared = self._prepare(), self._shared
         self._input = InputParts(
             draft,
@@ -274,7 +277,7 @@ class Thinker:
         return draft, self._input
 
     def _prepare(self) -> PromptDraft:
-        """Return an empty draft; in the tokenizer's thread, unless ``_is_short``.
+        """Return an empty draft. Called in the tokenizer's thread, unless ``_is_short``.
 
         Raises InvalidValue for options that vLLM does not support, and for a history that the template rejects.
         """
@@ -318,7 +321,7 @@ class Thinker:
         return heard
 
     def _segments(self, samples: Samples) -> tuple[Media, ...]:
-        """Cut earlier speech into the same segments as when it was input."""
+        """Cut speech of an earlier request into the same segments as when it was the input."""
         shared = self._shared
         segmenter = AudioSegmenter(shared.sample_rate, shortest_ms=shared.shortest_segment_ms)
         segments = segmenter.feed(samples)
@@ -363,7 +366,7 @@ class Thinker:
             self._changed.set()
 
     async def _ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the input; returns whether it came within ``seconds``."""
+        """Wait for the end of the input, at most ``seconds``; return whether the input has ended."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._input_ended.is_set():
@@ -374,14 +377,14 @@ class Thinker:
         return self._input_ended.is_set()
 
     def _begin_early(self) -> EarlyWork:
-        """Return a streamed prompt if possible, else a warmed prefix."""
+        """Return a StreamedPrompt if possible, otherwise a WarmedPrefix."""
         budget = self._shared.budget
         if survives_streaming(self._parameters) and budget.take_slot():
             return StreamedPrompt(self._origin, budget)
         return WarmedPrefix(self._origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
-        """Have the model compute stable parts of the prompt until the input ends. Input accumulates in each step."""
+        """Have the model compute stable parts of the prompt until the input ends. Input accumulates during a step."""
         least = 1  # the head of the prompt is worth a step at any length
         takes_more = True
         while takes_more and not self._input_ended.is_set():
@@ -398,7 +401,7 @@ class Thinker:
                 least = LEAST_EARLY_TOKENS
 
     async def _extend(self, early: EarlyWork, excerpt: Excerpt, draft: PromptDraft) -> bool:
-        """Compute a part of the prompt; returns whether more can follow before the end of the input."""
+        """Compute a part of the prompt early; return whether further parts can be computed before the input ends."""
         if draft.costs_history(len(early.given.tokens) + len(excerpt.tokens)):
             return False  # turns of the history will be left out, so the prompt will begin differently
         try:
@@ -418,7 +421,7 @@ class Thinker:
         sink: Channel[Any] | None,
         outputs: OutputWriter,
     ) -> None:
-        """Submit the complete prompt and pass the answers on."""
+        """Submit the complete prompt, and pass the answers on to ``sink`` and ``outputs``."""
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         whole, work, submitted = await self._submit(work, draft, whole)
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
@@ -436,7 +439,7 @@ class Thinker:
         sink: Channel[Any] | None,
         outputs: OutputWriter,
     ) -> bool:
-        """Pass the answers on; returns False, before the first output, if the prompt has to be submitted again."""
+        """Pass the answers on and return True. Return False, without output, if the prompt must be submitted again."""
         take = partial(self._take, sink, outputs)
         first = True
         async with aclosing(submitted) as answer:
@@ -456,7 +459,7 @@ class Thinker:
     async def _submit(
         self, work: EarlyWork, draft: PromptDraft, whole: Excerpt
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
-        """Submit the complete prompt, with less of the history if it turns out to be too long.
+        """Submit the complete prompt; if it turns out to be too long, leave out more of the history.
 
         Returns the prompt, the work that submitted it, and the outputs.
         """
@@ -520,13 +523,13 @@ class Thinker:
         self.cached_tokens = None if cached is None else max(0, cached - self._own_tokens)
 
     async def _wait_for_room(self, sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Wait until an output can be passed on."""
+        """Wait until ``outputs`` and ``sink`` have room for an output."""
         await outputs.drain()
         if sink is not None and not sink.closed:
             await sink.room()
 
     def _take(self, sink: Channel[Any] | None, outputs: OutputWriter, output: RequestOutput) -> bool:
-        """Pass an output on, inside vLLM's own loop; returns False if a channel is full."""
+        """Pass an output on, in vLLM's own task, and return True; return False if ``outputs`` or ``sink`` is full."""
         if outputs.full or (sink is not None and sink.full):
             return False
         self._pass_on(sink, outputs, output)

@@ -1,8 +1,8 @@
 """ThinkerRows: the hidden states of an omni model's Thinker, from which its own Talker speaks the answers.
 
-A row is the hidden state of one token. vLLM's worker sends the rows that a request asks for; a TalkerFeed hands the
-rows of one request on to the Talker. A RowTable stores rows by their place, the index of the token in prompt and
-answer. KeptRows keeps the tables of conversations.
+A *row* is the hidden state of one token; its *place* is the index of the token in prompt and answer. vLLM's worker
+sends the rows that a request asks for; a TalkerFeed hands the rows of one request on to the Talker. A RowTable stores
+rows by their places. KeptRows keeps the tables of conversations for their next requests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MEDIA: Final = ("audio", "image", "video")
 
 
 class ThinkerRows:
-    """The rows of one omni model: has vLLM send them through ``channel``, and keeps them in ``kept``.
+    """The rows of one omni model, which vLLM sends through ``channel``, and which are kept in ``kept``.
 
-    ``config`` is the config.json of the checkpoint. ``every_state``: the Talker of Qwen2.5 reads the hidden state of
-    every token, the Talker of Qwen3 only the states of audio, images and video in the prompt. ``kept_bytes`` limits the
-    memory of the rows kept for conversations. ``positions`` limits prompt and speech together, in positions of the
-    Talker; None for no limit.
+    ``config`` is the content of the checkpoint's config.json. ``every_state`` is True for Qwen2.5, whose Talker reads
+    the hidden state of every token; the Talker of Qwen3 reads only the states of audio, images and video in the prompt.
+    ``kept_bytes`` limits the memory of the rows kept for conversations. ``positions`` limits prompt and speech
+    together, in positions of the Talker; None for no limit.
     """
 
     #: RowsWorker is also a ReadoutWorker, so readouts work as well.
@@ -76,12 +76,12 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class TalkerFeed:
-    """The feed of one request's TalkerItems into ``sink``, as soon as their tokens and rows have arrived.
+    """A feed of one request's TalkerItems into ``sink``; an item is put as soon as its tokens and rows have arrived.
 
     The caller passes the prompt to ``append`` and ``replace``, and the spoken tokens of the answer to ``say``. The
-    rows arrive from vLLM's worker, for requests with sampling parameters of ``with_rows``. At the end of the context
-    manager, the rows are kept for the next request of ``conversation``. ``salt`` is the cache salt of prompts whose
-    states the Talker does not read.
+    rows arrive from vLLM's worker, for requests with the sampling parameters that ``with_rows`` returns. At the end of
+    the context manager, the rows are kept for the next request of ``conversation``. ``salt`` is the cache salt for
+    prompts whose states the Talker does not read.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class TalkerFeed:
             self._rows.kept.keep(self._conversation, self._prompt)
 
     def salt(self, *, media: bool) -> str | None:
-        """Return the cache salt of a prompt, with or without ``media``."""
+        """Return the cache salt for a prompt; ``media``: the prompt has media."""
         return self._prompt.salt if media or self._rows.every_state else self._text_salt
 
     def with_rows(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` with which the worker sends the rows of the current prompt."""
+        """Return ``parameters`` extended so that the worker sends the rows of the current prompt."""
         if not self._wanted.any():
             return parameters
         extended = parameters.clone()
@@ -140,14 +140,14 @@ class TalkerFeed:
         )
 
     def replace(self, rendered: Mapping[str, Any]) -> None:
-        """Set the whole prompt, rendered by vLLM. What it shares with the prompt before is not handed on again."""
+        """Set the whole prompt, rendered by vLLM. The prefix that it shares with the previous one is not sent again."""
         self._take_prompt(np.asarray(rendered["prompt_token_ids"], np.int64), self._identity(rendered))
 
     async def computed(self, cached: int | None) -> bool:
         """Wait until the rows of a prompt that vLLM has computed have arrived.
 
-        ``cached`` is how many tokens at the beginning of the prompt vLLM found in its prefix cache. Returns False if
-        rows of these tokens are not kept: then the prompt has to be submitted again.
+        ``cached`` is the number of tokens at the beginning of the prompt that vLLM found in its prefix cache. Returns
+        False if rows of these tokens are not kept, so that the prompt has to be submitted again.
         """
         if self._known() < min(cached or 0, len(self._tokens)):
             self.skips_cache = True
@@ -166,7 +166,7 @@ class TalkerFeed:
             self._answer += tokens
 
     def receive(self, header: SentRows, body: bytes) -> None:
-        """Receive a message of the worker."""
+        """Receive a message with rows from the worker."""
         count = header.count
         places = np.frombuffer(body, np.int64, count)
         positions = np.frombuffer(body, np.int64, 3 * count, 8 * count).reshape(3, count)
@@ -180,12 +180,12 @@ class TalkerFeed:
         self._hand_on_prompt()
 
     def worker_left(self) -> None:
-        """Note that the worker has ended, and that no more rows arrive."""
+        """Note that the worker has ended, so that no more rows arrive."""
         self._left = True
         self._changed.set()
 
     async def finish(self) -> None:
-        """Wait until the whole answer was put into the sink, then put an AnswerEnd."""
+        """Wait until the whole answer was put into the sink; then put an AnswerEnd."""
         await self.all_handed_on()
         self._put(AnswerEnd())
 
@@ -202,13 +202,13 @@ class TalkerFeed:
             raise EngineFailed("the Thinker's states did not arrive") from None
 
     def _renew_key(self) -> None:
-        """Receive rows under a new key, and so ignore rows of earlier prompts."""
+        """Receive rows under a new key from now on, so that rows of earlier prompts are ignored."""
         self._rows.channel.receivers.pop(self._key, None)
         self._key = uuid.uuid4().hex
         self._rows.channel.receivers[self._key] = self
 
     def _identity(self, rendered: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return a number for each place: the token, or a negative hash of the content for a place of media."""
+        """Return a number for each place of a rendered prompt: the token ID or, for media, a negative hash of them."""
         identity = np.array(rendered["prompt_token_ids"], np.int64)
         places = np.isin(identity, self._rows.media_tokens)
         for modality, items in (rendered.get("mm_placeholders") or {}).items():
@@ -232,9 +232,9 @@ class TalkerFeed:
         self._hand_on_prompt()
 
     def _hand_on_prompt(self) -> None:
-        """Hand on the next tokens of the prompt, up to the first token whose state is wanted but has not arrived.
+        """Put the next tokens of the prompt into the sink, up to the first token whose wanted state has not arrived.
 
-        One pass of the event loop hands on at most _STATES_AT_ONCE states.
+        At most _STATES_AT_ONCE states are put in one pass of the event loop.
         """
         begin, end = self._handed_on, self._known()
         wanted = begin + np.flatnonzero(self._wanted[begin:end])
@@ -252,15 +252,15 @@ class TalkerFeed:
         self._hand_on_answer()
 
     def _known(self) -> int:
-        """Return the first place of the prompt whose state is wanted but has not arrived, or the prompt's length."""
+        """Return the first place of the prompt whose wanted state has not arrived; else the prompt's length."""
         wanted = self._handed_on + np.flatnonzero(self._wanted[self._handed_on :])
         missing = wanted[~self._prompt.table.has(wanted)]
         return int(missing[0]) if len(missing) else len(self._tokens)
 
     def _positions(self, begin: int, end: int) -> Iterable[NDArray[np.int64]]:
-        """Yield the M-RoPE positions (3, n) of the places of the prompt, in pieces.
+        """Yield the M-RoPE positions (3, n) of the places ``begin`` to ``end`` of the prompt, in pieces.
 
-        Positions of media arrive with the rows. Positions of text count on from the largest position before.
+        Positions of media arrive with their rows. Positions of text count on from the largest earlier position.
         """
         wanted = self._wanted[begin:end]
         borders = [begin, *(begin + 1 + np.flatnonzero(wanted[1:] != wanted[:-1])).tolist(), end]
@@ -274,7 +274,7 @@ class TalkerFeed:
             yield piece
 
     def _hand_on_answer(self) -> None:
-        """Hand on spoken tokens, up to the first token whose state is needed but has not arrived."""
+        """Put spoken tokens into the sink, up to the first token whose state is needed but has not arrived."""
         if self._handed_on < len(self._tokens) or not self._said:
             return
         count = len(self._said)
@@ -302,7 +302,7 @@ _OVERHEAD_BYTES: Final = 4096
 class RowTable:
     """The hidden states and M-RoPE positions of tokens, by place.
 
-    The first state of a place stays: after a preemption the model computes and sends the same state again.
+    If a state is added again for a place, it is ignored: after a preemption the model sends the same state again.
     """
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class RowTable:
         self._expected = 0
 
     def expect(self, rows: int) -> None:
-        """Reserve memory for this number of rows when the table grows next, so that rows are not copied repeatedly."""
+        """Set the number of rows for which memory is reserved when the table grows next, to avoid repeated copies."""
         self._expected = rows
 
     @property
@@ -350,15 +350,15 @@ class RowTable:
         return known
 
     def positions(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions (3, n) of stored ``places``."""
+        """Return the M-RoPE positions (3, n) of ``places``, which must be stored."""
         return self._positions[:, self._row_of[places]]
 
     def states(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the states (n, width) of stored ``places``."""
+        """Return the states (n, width) of ``places``, which must be stored."""
         return as_float32(self._rows[self._row_of[places]])
 
     def cut(self, length: int) -> None:
-        """Forget the places from ``length`` on, and release memory that the others do not need."""
+        """Forget the places from ``length`` on, and release their memory."""
         places = np.flatnonzero(self._row_of[:length] >= 0)
         if len(places) == self._count and self._count >= len(self._rows) * 3 // 4:
             return
@@ -378,10 +378,10 @@ def _grown(old: NDArray[Any], shape: tuple[int, int], kind: np.dtype[Any]) -> ND
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """The hidden states of one prompt, a row for each token, and a number for each token that identifies it.
+    """The hidden states of one prompt (``table``), and a number for each of its tokens (``identity``).
 
-    Prompts with the same ``salt`` share cached prefixes. Two prompts have the same number in ``identity`` at a position
-    only if they have the same token, or the same image, video or audio, there.
+    Two prompts have the same number at a position only if they have the same token, or the same image, video or audio,
+    at this position. Prompts with the same ``salt`` share prefixes in vLLM's cache.
     """
 
     salt: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -394,9 +394,9 @@ class KeptPrompt:
         return self.identity.nbytes + self.table.nbytes + _OVERHEAD_BYTES
 
     def follow(self, identity: NDArray[np.int64]) -> int:
-        """Replace the prompt by that of ``identity``; return the length of the prefix that both prompts share.
+        """Replace the prompt by the one with ``identity``; return the length of the prefix that both prompts share.
 
-        Rows after that prefix are dropped.
+        Rows after this prefix are dropped.
         """
         same = shared_prefix(self.identity, identity)
         if same < len(self.identity):
@@ -417,10 +417,10 @@ def shared_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
 
 
 class KeptRows:
-    """The prompts that conversations keep for their next request, up to ``capacity`` bytes; the oldest goes first.
+    """The prompts kept for the next requests of conversations, up to ``capacity`` bytes; the oldest are dropped first.
 
-    vLLM does not compute tokens that are in its prefix cache again, so their rows have to be kept. Each kept prompt has
-    a salt of its own. A request that finds no kept prompt gets a new salt, and so finds nothing in the prefix cache.
+    vLLM does not compute tokens again that are in its prefix cache, so their rows have to be kept. Each kept prompt has
+    a salt of its own. A request that finds no kept prompt gets a new salt, and so finds no prefix in the cache.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -1,6 +1,6 @@
 """WorkerChannel: a channel on which vLLM's workers send hidden states or readouts to the server.
 
-A row is what a step computes for one token: its hidden state, or the readout of it.
+A row is the result of a step for one token: its hidden state, or the readout of this state.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerChannel:
 
     @contextmanager
     def receiving(self, key: str, receiver: T) -> Iterator[T]:
-        """Give the messages of the request ``key`` to ``receiver`` within the block."""
+        """Pass the messages of the request with the key ``key`` to ``receiver`` within the block."""
         self.receivers[key] = receiver
         try:
             yield receiver
@@ -82,8 +82,8 @@ class WorkerChannel:
 class SentRows(msgspec.Struct, frozen=True):
     """The header of a worker's message: ``count`` rows of the request ``key``, of ``width`` numbers each.
 
-    The body is the places of the rows in the request's tokens (count,; int64), their M-RoPE positions (3, count;
-    int64), and the rows (count, width): float32, or bfloat16, the higher halves of that.
+    The body has three arrays: the places of the rows in the request's tokens, (count,) int64; their M-RoPE positions,
+    (3, count) int64; and the rows, (count, width) float32 or bfloat16.
     """
 
     key: str
@@ -115,7 +115,7 @@ class SentReadouts(msgspec.Struct, frozen=True):
 
 
 class ReadoutCollector:
-    """The readouts of one request, by position; ``width`` values each."""
+    """A receiver of one request's readouts, which stores them by position; a readout has ``width`` values."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -135,7 +135,7 @@ class ReadoutCollector:
                 waiting.set_result(None)
 
     def worker_left(self) -> None:
-        """Do nothing: whatever waits for a readout also waits for vLLM's outputs, which fail."""
+        """Do nothing: a caller that waits for a readout also waits for vLLM's outputs, which fail."""
 
     def arrival(self, position: int) -> asyncio.Future[None]:
         """Return a future that is done once the readout of ``position`` has arrived."""

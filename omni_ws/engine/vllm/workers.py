@@ -1,7 +1,7 @@
 """Code that runs inside vLLM's processes: workers that send readouts and hidden states, and logits processors.
 
-A request asks for each of them in the ``extra_args`` of its sampling parameters. The results of a step are sent through
-a Unix socket, without an RPC for each token.
+A request asks for readouts, hidden states or a processor in the ``extra_args`` of its sampling parameters. The results
+of a step are sent through a Unix socket, without an RPC for each token.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows
 
 
 class ReadoutWorker:
-    """A mixin of vLLM's worker (``worker_extension_cls``) that projects the residual stream of its ``model_runner``.
+    """A mixin of vLLM's worker (``worker_extension_cls``) that sends readouts: projections of the residual stream.
 
-    A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}``. Each run of consecutive
-    positions in a step is one message. vLLM has to run eagerly, since compiled graphs do not support hooks.
+    A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}`` in its ``extra_args``. Each
+    run of consecutive positions in a step is sent as one message. vLLM has to run eagerly, since compiled graphs do not
+    support hooks.
     """
 
     model_runner: Any
     rank: int
 
     def install_readouts(self, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int) -> int:
-        """Hook into the layers; returns the number of layers that the model has.
+        """Add hooks to ``layers``, and return the number of layers that the model has.
 
-        ``matrices`` are float32, of shape (concepts, hidden size) each. Without ``address`` the layers are only
-        counted. With tensor parallelism one worker suffices, since all have the same stream.
+        ``matrices`` has, for each of ``layers``, the bytes of a float32 matrix (concepts, hidden size). ``address`` is
+        that of a WorkerChannel; with "", the layers are only counted. With tensor parallelism only the first worker has
+        hooks, since all workers have the same stream.
         """
         runner = self.model_runner
         blocks = _decoder_layers(runner.model)
@@ -85,7 +87,7 @@ class _Readout:
         runner._model_forward = model_forward
 
     def hook(self, place: int) -> Callable[..., None]:
-        """Return a forward hook for the ``place``-th layer that is read out."""
+        """Return a forward hook for the layer that is read out with the matrix number ``place``."""
 
         def after_layer(module: Any, inputs: Any, output: Any) -> None:
             if not self._wanted:
@@ -130,7 +132,7 @@ class _Readout:
 
 
 def _decoder_layers(model: Any) -> Any:
-    """Return the transformer blocks of the language model, wherever the architecture has them."""
+    """Find and return the transformer blocks of the language model, whose place depends on the architecture."""
     if hasattr(model, "get_language_model"):
         model = model.get_language_model()
     while not hasattr(model, "layers"):
@@ -147,7 +149,10 @@ _STEPS_AHEAD: Final = 16
 
 
 class _Runner:
-    """A descriptor for the worker's ``model_runner``, so that it is patched before it loads and compiles the model."""
+    """A descriptor for the worker's ``model_runner``, which patches the runner before it loads and compiles the model.
+
+    The patch makes the model output the hidden states that the Talker of Qwen3 reads.
+    """
 
     def __get__(self, worker: Any, kind: type | None = None) -> Any:
         return self if worker is None else worker.__dict__["model_runner"]
@@ -168,7 +173,7 @@ class _Runner:
 
 
 def _state_layer(runner: Any) -> int | None:
-    """Return after how many blocks the Talker reads the state; None if it reads the model's output."""
+    """Return the number of blocks after which the Talker reads the state; None if it reads the model's output."""
     talker = getattr(runner.model_config.hf_config, "talker_config", None)
     layer: int | None = getattr(talker, "accept_hidden_layer", None)
     return layer
@@ -177,26 +182,26 @@ def _state_layer(runner: Any) -> int | None:
 class RowsWorker(ReadoutWorker):
     """A mixin of vLLM's worker that sends the Thinker's hidden states, from which the Talker speaks.
 
-    It is also a ReadoutWorker, as vLLM takes only one mixin. A request asks with ``{"rows": "<key of the request>"}``.
-    The Talker of Qwen2.5 reads the model's output; the Talker of Qwen3 reads an auxiliary output of the same forward,
-    a feature that vLLM has for draft models. So there are no hooks, and graphs are compiled and captured as usual. Rows
-    are sent with their M-RoPE positions.
+    The class is also a ReadoutWorker, because vLLM takes only one mixin. A request asks with ``{"rows": "<key of the
+    request>"}`` in its ``extra_args``. The Talker of Qwen2.5 reads the model's output; the Talker of Qwen3 reads an
+    auxiliary output of the same forward pass, a feature that vLLM has for draft models. So no hooks are needed, and
+    graphs are compiled and captured as usual. Rows are sent with their M-RoPE positions.
     """
 
     model_runner = _Runner()
     rank: int
 
     def install_rows(self, address: str, tokens: Sequence[int] | None) -> None:
-        """Send the rows of ``tokens``, or of all tokens with None, from now on.
+        """Begin to send the rows of ``tokens``, or with None of all tokens, to the WorkerChannel at ``address``.
 
-        With tensor parallelism one worker suffices, since all have the same states.
+        With tensor parallelism only the first worker sends, since all workers have the same states.
         """
         if self.rank == 0:
             _Rows(self.model_runner, address, None if tokens is None else np.asarray(tokens))
 
 
 class _Message(NamedTuple):
-    """Rows of one request in a step: their indices in the step, places in prompt and answer, and M-RoPE positions."""
+    """Rows of one request in a step: indices in the step (``rows``), places (``indices``) and M-RoPE positions."""
 
     key: str
     rows: NDArray[np.int64]
@@ -265,7 +270,7 @@ class _Rows:
         self._waiting.put((messages, pinned, copied))
 
     def _send_all(self) -> None:
-        """Send rows, in a thread of its own: the model does not wait for copies, nor for the server."""
+        """Send waiting rows to the server. Runs in a separate thread, so that the model waits for nothing of this."""
         connected = True
         while True:
             messages, rows, copied = self._waiting.get()
@@ -297,7 +302,7 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 
 
 def connect_worker(address: str) -> socket.socket:
-    """Return a connection to the channel at ``address``, for a worker."""
+    """Connect a worker to the WorkerChannel at ``address``, and return the socket."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     connection.connect(address)
@@ -306,9 +311,9 @@ def connect_worker(address: str) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class AskedRows:
-    """Consecutive rows of one request in a step: ``count`` rows of the step from ``first_row``.
+    """Consecutive rows of one request in a step: ``count`` rows of the step, from the index ``first_row`` on.
 
-    They belong to the tokens from position ``begins`` in the prompt and answer of the request.
+    The first row belongs to the token with the index ``begins`` in the prompt and answer of the request.
     """
 
     #: The value in ``extra_args`` with which the request asks.
@@ -321,10 +326,10 @@ class AskedRows:
 
 
 class StepWatch:
-    """A watch on the steps of vLLM's model ``runner`` for requests that ask for their rows.
+    """A watch on the steps of vLLM's model ``runner``, which finds requests that ask for their rows.
 
-    A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
-    look-up.
+    A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost only one
+    look-up each.
     """
 
     def __init__(self, runner: Any, name: str) -> None:
@@ -340,10 +345,11 @@ class StepWatch:
         runner.execute_model = execute_model
 
     def asked(self) -> Iterator[AskedRows]:
-        """Yield the rows of the step that is about to run. Call it once for each step, just before the model's forward.
+        """Yield the requested rows of the step that is about to run. To be called once for each step.
 
-        Only then, after input preparation, are the rows in the order in which the model gets them. A forward outside
-        a step, as when the runner warms up, has no rows.
+        The call has to come after the preparation of the input and just before the model's forward pass: only then are
+        the rows in the order in which the model gets them. A forward pass outside a step, as in the warm-up, has no
+        rows.
         """
         scheduled, self._scheduled = self._scheduled, None
         if scheduled is None:
@@ -366,9 +372,10 @@ _PATTERN: Final = "codec_pattern"
 
 
 class Pattern(NamedTuple):
-    """The allowed tokens: in slot ``i``, ``codebook_size`` IDs from ``first_token + i * codebook_size``.
+    """The tokens that a Talker may generate.
 
-    ``stop`` is allowed after each whole frame.
+    In slot ``i``, these are ``codebook_size`` IDs from ``first_token + i * codebook_size`` on. The token ``stop`` is
+    allowed after each whole frame.
     """
 
     first_token: int
@@ -402,7 +409,7 @@ def _pattern_of(params: SamplingParams) -> Pattern | None:
 
 
 class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
-    """The processor for the first generation of the model runner, called for one request at a time."""
+    """The logits processor for vLLM's first model runner, called for one request at a time."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -417,7 +424,7 @@ class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
 
 
 def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """Mask the logits of all tokens that are not allowed after ``output_tokens``."""
+    """Return ``logits`` with -inf for all tokens that ``pattern`` does not allow after ``output_tokens``."""
     done = len(output_tokens)
     slot = done % pattern.slots
     low = pattern.first_token + slot * pattern.codebook_size
@@ -429,7 +436,7 @@ def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Ten
 
 
 class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
-    """The processor for the second generation, called for all rows of a step at once, on the device."""
+    """The logits processor for vLLM's second model runner, called once for all rows of a step, on the device."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)
