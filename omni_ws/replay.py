@@ -71,7 +71,11 @@ class ForkFailed(Exception):
 
 
 def read_point(path: Path, number: int, changes: Mapping[str, Any]) -> ForkPoint:
-    """Return the turn ``number`` of a recording. Raises OSError, InvalidRequest, and ValueError for any other file."""
+    """Return turn ``number`` (from 1) of a recording, with ``changes`` merged into its configuration.
+
+    Raises OSError, ValueError for a file that is no recording of a call, and InvalidRequest for a turn that cannot be
+    forked.
+    """
     return fork_point(CallReading(CallLines(path)), number, changes)
 
 

@@ -58,8 +58,9 @@ FileEvent: TypeAlias = FileKind | FileMark | bytes
 class FileCutter:
     """Cuts a stream into files. Call ``feed`` for each piece, then ``finish``.
 
-    A file whose container does not give its length ends with the input, or before a chunk of the client that begins
-    with the head of another file. ``named`` is the kind of the first file according to the client.
+    A file ends behind its last element, or at the head of another file that follows an element. A file whose container
+    does not give its length also ends before a chunk of the client that begins with the head of another file.
+    ``named`` is the kind of the first file according to the client.
     """
 
     def __init__(self, named: FileKind) -> None:

@@ -141,7 +141,7 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Class(IntEnum):
-    """The classes of sounds that the network distinguishes."""
+    """The classes into which the second network sorts a listener's short sound."""
 
     #: Hums, laughs, coughs, breaths, clicks.
     WORDLESS = 0

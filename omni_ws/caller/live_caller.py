@@ -404,9 +404,10 @@ class NativeWire(Wire):
 
 @dataclass
 class RealtimeWire(Wire):
-    """The Realtime API, ``/v1/realtime``, with transcription, and with OpenAI's defaults or ``turns``.
+    """Speaks the Realtime API as its client, with transcription.
 
-    ``config`` and ``output`` are fields of the session, and of its ``audio.output``.
+    ``turns`` is the session's ``turn_detection``; ``config`` and ``output`` are further fields of the session and of
+    its ``audio.output``.
     """
 
     turns: dict[str, Any] | None = field(default_factory=lambda: {"type": "server_vad"})

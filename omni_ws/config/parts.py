@@ -38,7 +38,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "realtime": "omni_ws.transport.realtime.session:Realtime",
         "live": "omni_ws.transport.realtime.live:Live",
         "client_secrets": "omni_ws.transport.realtime.session:ClientSecretRoutes",
-        "translations": "omni_ws.transport.realtime.translation:Translations",
+        "translations": "omni_ws.transport.realtime.translation_sessions:Translations",
         "webrtc": "omni_ws.transport.webrtc.endpoint:WebrtcCalls",
         "telephony": "omni_ws.transport.telephony.media_stream:TelephonyStreams",
         "audiosocket": "omni_ws.transport.telephony.audiosocket:AudioSocketCalls",

@@ -553,7 +553,7 @@ class HistoryItems:
         self._seek()
 
     def _uncover(self, dropped: int) -> None:
-        """Lower the number of items that notes cover after the oldest ``dropped`` items were dropped."""
+        """After the oldest ``dropped`` items were dropped, lower the number of items that notes cover."""
         notes = []
         for one in self._notes:
             gone = min(dropped, one.items)

@@ -216,7 +216,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that were sent, in the order in which they began. A call that was cut off is not whole."""
+        """The calls that were sent, in the order of their beginnings; one that was cut off has only what was sent."""
         return tuple(self.calls_by_index.values())
 
     @property
@@ -328,7 +328,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         self.least_lead_ms = lead_ms if self.least_lead_ms is None else min(lead_ms, self.least_lead_ms)
 
     def report_whole(self) -> None:
-        """Record that all audio that was sent is played, since the client plays a later answer."""
+        """Record that all audio that was sent is played, since the client plays a later answer.
+
+        Does nothing if the client never reported this answer, or if the answer is cut.
+        """
         if self.reported_ms is not None and self.cut_ms is None:
             self.reported_ms = self.sent_ms
 

@@ -236,7 +236,10 @@ class _Echo:
             self._decoder.close()
 
     async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
-        """Yield the outputs for each chunk, in order; with ``reply``, only the reply, at the end of the input."""
+        """Yield the outputs for each chunk, in order, and a sentence at the end that counts images and video chunks.
+
+        With ``reply``, yield only the reply, at the end of the input.
+        """
         async for chunk in own_part(self._request.input):
             async for audio in self._audio(chunk) if chunk.modality is Modality.AUDIO else self._flush_audio():
                 if reply is None and self.answer.reached is None:

@@ -167,7 +167,10 @@ def _qr_code(url: str, encoding: str) -> Iterator[str]:
 
 
 def _kept_key(path: Path) -> str:
-    """Return the key in a file, or a new key if the file is missing or readable to other users. Raises OSError."""
+    """Return the key in a file; first write a new key to it if it is missing, empty or readable to other users.
+
+    Raises OSError.
+    """
     content = read_private(path)
     key = "" if content is None else content.decode("ascii", "ignore").strip()
     if not key:

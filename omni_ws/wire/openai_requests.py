@@ -483,7 +483,10 @@ def speech_wants_events(body: Mapping[str, Any]) -> bool:
 
 
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
-    """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
+    """Parse a speech body. ``input_follows``: chunks bring the text, and ``input`` must be absent.
+
+    Raises as ``read_chat`` does, and EmptyInput for blank text.
+    """
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
     fields = converted(body, SpeechBody)
     if input_follows and fields.input:

@@ -85,7 +85,11 @@ _MARKS: Final = " \t\r\n.!?,;"
 
 
 def plain_words(text: str) -> str:
-    """Return ``text`` in *plain words*: lower case, no punctuation or contractions: "What's up?" → "what is up"."""
+    """Return ``text`` in *plain words*: "What's up?" → "what is up".
+
+    They are in lower case, without punctuation or contractions, with signs as words, and with one spelling of each
+    word.
+    """
     text = unicodedata.normalize("NFKC", text).translate(_QUOTES).lower()
     text = _MINUS.sub(" minus ", text)
     text = _SIGNS.sub(lambda sign: f" {WORDS['signs'][sign[0].replace(' ', '')]} ", text)
@@ -144,9 +148,9 @@ _MAX_CHARACTERS: Final = 200
 
 
 class Talk:
-    """The conversation so far: the messages of user (``heard``) and assistant (``answers``), the newest last.
+    """The last RECENT messages each of user (``heard``) and assistant (``answers``), cut to 2,048 characters each.
 
-    ``said`` are the earlier sentences of the message that is being answered.
+    The newest is last. ``said`` are the earlier sentences of the message that is being answered, also in ``heard``.
     """
 
     def __init__(self, history: Sequence[Message], *, said: Sequence[str] = ()) -> None:

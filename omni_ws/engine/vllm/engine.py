@@ -756,7 +756,10 @@ _PROFILER_SETTING: Final = "profiler_config"
 
 
 def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
-    """Return vLLM's arguments, extended to enable tracing; unchanged if the operator has configured the profiler."""
+    """Return vLLM's arguments, with its profiler set to trace to a folder of ``role`` below ``root``.
+
+    They are unchanged if ``root`` is None (no profiles), or if the operator has configured the profiler.
+    """
     if root is None or _PROFILER_SETTING in args:
         return dict(args)
     setting = {

@@ -86,7 +86,8 @@ def network_processor() -> SpanProcessor:
 class RequestSpans:
     """The observer that exports each ended request as a span: stages are child spans, other steps are events.
 
-    Register it without ``every_chunk`` and ``every_output``. No span contains anything that a client wrote.
+    Register it without ``every_chunk`` and ``every_output``. Of what a client wrote, a span
+    contains only the trace context (``traceparent``, ``tracestate``).
     """
 
     def __init__(self, tracer: Tracer, *, model: Callable[[], str] | None = None) -> None:

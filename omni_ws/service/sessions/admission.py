@@ -410,7 +410,7 @@ def _now() -> float:
 class SlotCounts:
     """Counts of the taken slots of a server with a single process; the base class of the counts of several workers.
 
-    Slots of the holder None count against the server alone.
+    A slot of no holder (None) counts only in the total.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Links without WebSocket: TcpLink for TCP connections, TcpPort for the port that accepts them, and Playout.
+"""Native sessions over TCP without WebSocket: TcpPort accepts connections, TcpLink is one of them; and Playout.
 
 Playout cuts the audio of answers into packets for phone calls, where the server decides when each packet is played.
 """

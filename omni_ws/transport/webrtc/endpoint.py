@@ -305,7 +305,7 @@ class WebrtcCalls(SessionFrontEnd):
         await exchange.respond(200)
 
     def _find(self, call_id: str | None, key: ApiKey | None, *, live: bool = False) -> _Running:
-        """Return the call with this id. Raises SessionNotFound if ``key`` has no such call."""
+        """Return the call with this id; ``live``: a call of the Live API. Raises SessionNotFound if there is none."""
         running = self._calls.get(call_id or "")
         if running is None or running.owner != key_name(key) or running.live is not live:
             raise SessionNotFound("there is no such call", param="session_id" if live else CALL_ID)

@@ -38,7 +38,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
-from omni_ws.transport.realtime import translation
+from omni_ws.transport.realtime import translation_sessions
 
 PATH = "/v1/realtime/translations"
 _EVENTS = by_type(RealtimeTranslationServerEvent)
@@ -224,7 +224,7 @@ def _remote(model: ScriptedUpstream) -> RemoteLlmEngine:
 
 @pytest.mark.virtual_clock
 async def test_a_session_ends_when_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "MAX_SESSION_SEC", 100)
+    monkeypatch.setattr(translation_sessions, "MAX_SESSION_SEC", 100)
     async with live_server(engine()) as server, interpreter(inline(server)) as client:
         await client.until("session.closed")
 
