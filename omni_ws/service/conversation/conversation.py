@@ -92,7 +92,7 @@ from omni_ws.service.conversation.unasked import (
     Unasked,
 )
 from omni_ws.service.listening import SpeechWorkers
-from omni_ws.service.observing.observer import InputAcknowledged, InputReceived, ObservedSession, OutputStalled
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -175,6 +175,7 @@ class Conversation:
         self._results = ToolResults(self.ledger, reserved=configuration.makes_call)
         self.unasked = Unasked(self, self._results)
         self.stream = self._new_stream(now())
+        self.observed.timeline.receives(self.stream)
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self.listener: TurnListener | None = None
@@ -395,7 +396,8 @@ class Conversation:
         """Note how much of the audio the client has played; see Ledger.report."""
         now = self._now()
         begun = self.ledger.report(played_ms, now=now, request_id=request_id, sequence_id=sequence_id)
-        self.observed.timeline.played(begun, now - played_ms / 1000)
+        if begun is not None:
+            self.observed.timeline.played(begun, now - played_ms / 1000)
 
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
@@ -983,12 +985,8 @@ class InputFlow:
 
     def notify_observers(self) -> None:
         """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
-        if not self._observed.observers.listening:
-            return
-        stream, reorder = self._stream, self._stream.reorder
-        self._observed.notify(
-            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
-        )
+        if self._observed.observers.listening_to_outputs:
+            self._observed.notify(self._observed.timeline.received)
 
     def taken(self, request: Request, size: float) -> None:
         """Note that the engine has taken ``size`` bytes of a request's input."""

@@ -13,13 +13,13 @@ import msgspec
 
 from omni_ws.config.loading import is_loopback
 from omni_ws.core.chunks import FinalChunk, OutputModality, Task
-from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
+    NO_INPUT,
     STAGES,
     AnswerPlayed,
-    InputAcknowledged,
+    InputAccepted,
     Observation,
     Origin,
     OutputBegan,
@@ -38,39 +38,30 @@ from omni_ws.service.observing.observer import (
 )
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
 
-_NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
-
 
 class Accounts:
     """The observer that keeps the metrics of sessions and requests, and writes their log lines.
 
-    Register it without ``every_chunk`` and ``every_output``, since acknowledgements and outcomes have the totals, and
-    before the first session opens.
+    Register it without ``every_chunk`` and ``every_output``, since timelines and outcomes have the totals, and before
+    the first session opens.
     """
 
     def __init__(self, metrics: Metrics, *, log_content: bool = False) -> None:
         """With ``log_content``, log lines contain text of clients and engines; else they contain none."""
         self._metrics = metrics
         self._log_content = log_content
-        #: By id of each open session: its timeline, how much of its input has been acknowledged, and how much of that
-        #: the metrics have counted.
+        #: By id of each open session: its timeline, and how much of its input the metrics have counted.
         self._sessions: dict[str, SessionTimeline] = {}
-        self._acknowledged: dict[str, InputAcknowledged] = {}
-        self._counted: dict[str, InputAcknowledged] = {}
+        self._counted: dict[str, InputAccepted] = {}
         metrics.before_reading.append(self._count_all_input)
         for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Count an observation in the metrics, and log the ends of requests and sessions."""
-        if type(observation) is InputAcknowledged:
-            # By far the most frequent. It is counted when a request ends, or when the metrics are read.
-            if session.session_id in self._acknowledged:
-                self._acknowledged[session.session_id] = observation
-            return
         if isinstance(observation, SessionOpened):
             self._sessions[session.session_id] = observation.timeline
-            self._acknowledged[session.session_id] = self._counted[session.session_id] = _NOTHING
+            self._counted[session.session_id] = NO_INPUT
             self._metrics.sessions_opened.labels(session.origin).inc()
             return
         if session.session_id not in self._sessions:
@@ -179,8 +170,8 @@ class Accounts:
             self._count_input(session_id)
 
     def _count_input(self, session_id: str) -> None:
-        """Count the input of a session that was acknowledged since the last call."""
-        old, new = self._counted[session_id], self._acknowledged[session_id]
+        """Count the input of a session that was accepted since the last call."""
+        old, new = self._counted[session_id], self._sessions[session_id].received
         self._counted[session_id] = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
         if new.next_sequence_id > old.next_sequence_id:
@@ -198,8 +189,7 @@ class Accounts:
     def _session_ended(self, session: SessionIdentity) -> None:
         now = asyncio.get_running_loop().time()
         self._count_input(session.session_id)
-        timeline, received = self._sessions.pop(session.session_id), self._acknowledged.pop(session.session_id)
-        del self._counted[session.session_id]
+        timeline, received = self._sessions.pop(session.session_id), self._counted.pop(session.session_id)
         for request in timeline.unfinished.values():
             if request.stage is not None:
                 self._count_stage(request.stages(now)[-1])
@@ -268,7 +258,7 @@ def _times_of(timeline: RequestTimeline) -> dict[str, int]:
     return {name if name.endswith(("_ms", "_tokens")) else f"{name}_ms": value for name, value in told.items()}
 
 
-def _log_session(session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int) -> None:
+def _log_session(session: SessionIdentity, received: InputAccepted, *, seconds: float, requests: int) -> None:
     """Write the log line of a session that ended."""
     write_line(
         logger,

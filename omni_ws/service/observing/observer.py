@@ -28,8 +28,9 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.ledger_entry import LedgerEntry
-from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.core.reorder import NONE_REORDERED, ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput, TurnTimes
 from omni_ws.errors import OmniError
@@ -167,18 +168,32 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 
 
 class SessionTimeline:
-    """The time at which a session opened, and its requests so far."""
+    """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
+        self._input: InputStream | None = None
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
         self.request_count = 0
         #: Requests without a final, or on which the engine still works; in the order of their opening.
         self.unfinished: dict[str, RequestTimeline] = _NONE  # an idle session has no dict of its own
+
+    def receives(self, stream: InputStream) -> None:
+        """Note the stream that receives the input of the session."""
+        self._input = stream
+
+    @property
+    def received(self) -> InputAccepted:
+        """How much input has been accepted so far."""
+        stream = self._input
+        if stream is None:
+            return NO_INPUT
+        reorder = stream.reorder
+        return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
@@ -198,9 +213,9 @@ class SessionTimeline:
         if len(self.unplayed) > MAX_UNPLAYED:
             del self.unplayed[next(iter(self.unplayed))]
 
-    def played(self, request_id: str | None, when: float) -> None:
-        """Note that an answer began to play at ``when``. Only the first call for an answer counts; None is none."""
-        if request_id and self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
+    def played(self, request_id: str, when: float) -> None:
+        """Note that an answer began to play at ``when``. Only the first call for an answer counts."""
+        if self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
             request.mark_played(when)
 
 
@@ -485,16 +500,20 @@ class InputReceived(Struct, frozen=True):
     chunk: InputChunk
 
 
-class InputAcknowledged(Struct, frozen=True):
+class InputAccepted(Struct, frozen=True):
     """How much input of the session has been accepted in order so far, and what was irregular about it.
 
-    Everything below ``next_sequence_id`` has arrived; ``duplicates`` were dropped.
+    Everything below ``next_sequence_id`` has arrived; ``duplicates`` were dropped. Reported with each acknowledgement,
+    but only to observers of every output; the others read ``SessionTimeline.received``.
     """
 
     next_sequence_id: int
     received_bytes: int
     duplicates: int
     reordering: ReorderStatistics
+
+
+NO_INPUT: Final = InputAccepted(0, 0, 0, NONE_REORDERED)
 
 
 class OutputMade(Struct, frozen=True):
@@ -528,7 +547,7 @@ Observation: TypeAlias = (
     SessionOpened
     | SessionEnded
     | InputReceived
-    | InputAcknowledged
+    | InputAccepted
     | RequestProgress
     | OutputMade
     | OutputWritten
@@ -567,9 +586,11 @@ class Observers:
         self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
-        """Report to ``observer`` from here on; each chunk and each output only if asked for."""
+        """Report to ``observer`` from here on; each chunk, and each output and acknowledgement, only if asked for."""
         unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
-        self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
+        if not every_output:
+            unwanted |= {OutputMade, OutputWritten, InputAccepted}
+        self._unwanted[observer] = frozenset(unwanted)
         self._update()
 
     def remove(self, observer: Observer) -> None:
