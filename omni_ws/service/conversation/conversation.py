@@ -955,7 +955,7 @@ class InputFlow:
 
     def take_ack(self) -> InputAckFrame:
         """Return an acknowledgement of the input so far, with the credit in bytes."""
-        ack, receiving = self._stream.received(), self._conversation.receiving
+        stream, receiving = self._stream, self._conversation.receiving
         self.notify_observers()
         credit = self._credit
         self._credit_was_low = credit < self._whole_chunk
@@ -963,9 +963,9 @@ class InputFlow:
             # A client that respects its credit may wait for more now.
             self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
+            next_sequence_id=stream.reorder.next_sequence_id,
+            buffered_chunks=stream.buffered_chunks,
+            received_bytes=stream.received_bytes,
             credit_bytes=max(0, credit),
         )
 

@@ -639,7 +639,6 @@ class WyomingConnection(SoleConnection):
     def _take(self, chunk: InputChunk) -> None:
         self._conversation.configuration.check_chunk(chunk)
         self._conversation.receive_chunk(chunk, now=self._link.heard_at)
-        self._conversation.take_ack()  # the metrics count input by them
 
     def _hear(self, event: WyomingEvent) -> None:
         """Take sound: of a satellite, or to be written down. Sound that nobody asked for is passed over."""
