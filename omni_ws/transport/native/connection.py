@@ -243,20 +243,18 @@ _PARSER_BYTES_PER_PASS: Final = 1024
 class Parsing(enum.Enum):
     """The ways of parsing the bytes that are read, and thus the state of a StreamConnection's input.
 
-    EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
-    to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
-    of them to DISCARDED when the budget has no room for a message.
+    DIRECT changes to LIBRARY by ``attach`` if there are extensions, by ``ignore_messages``, and by an unusual frame or
+    a closing one; both to DEPARTED when the peer hangs up while it is not read; all of them to DISCARDED when the
+    budget has no room for a message.
     """
 
-    EARLY = "kept until there is a session"
     DIRECT = "frames are found here"
     LIBRARY = "the library parses them"
     DEPARTED = "the library parses them, for a closing frame only"
     DISCARDED = "dropped: the boundaries of frames are lost"
 
 
-# Found faster than a member of an enum.
-_EARLY: Final = Parsing.EARLY
+#: Found faster than a member of an enum.
 _DIRECT: Final = Parsing.DIRECT
 
 
@@ -286,7 +284,7 @@ class StreamConnection(PausedReading, ServerConnection):
         super().__init__(*arguments, **options)
         self._receiver: FrameReceiver | None = None
         self.heard_at = self.loop.time()
-        self._parsing = Parsing.EARLY
+        self._parsing = Parsing.DIRECT
         self._max_size = sys.maxsize
         #: Bytes that were read; those from ``_position`` on are not processed yet.
         self._pending = b""
@@ -302,7 +300,8 @@ class StreamConnection(PausedReading, ServerConnection):
         self._unwritten: Share | None = None
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._pauses = Pause.NONE
+        #: The transport is read until the first data, so that the end of a peer that sends nothing is noticed.
+        self._pauses = Pause.EARLY
         self._pass_scheduled = False
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
@@ -348,8 +347,7 @@ class StreamConnection(PausedReading, ServerConnection):
             return False
         before = len(self._pending)
         self._answer = self.loop.create_future()
-        if Pause.EARLY in self._pauses:  # to the next data alone
-            self.transport.resume_reading()
+        self.transport.resume_reading()  # to the next data alone
         self.transport.write(_CALL)
         try:
             async with asyncio.timeout(ANSWER_SEC):
@@ -431,13 +429,11 @@ class StreamConnection(PausedReading, ServerConnection):
             data = data[head:]
         if self._input_pace is not None and data and self._parsing is not Parsing.DEPARTED:
             self._keep_pace(self._input_pace(len(data)))
-        if self._pauses or self._parsing is _EARLY:
+        if self._pauses:
             self._pending += data
-            if data and self._parsing is _EARLY:
-                if Pause.EARLY in self._pauses:  # which ``answers`` waited for
-                    self._stop_reading()
-                self.pause_reading(Pause.EARLY)
-                self._end_answer()
+            if data and Pause.EARLY in self._pauses:
+                self._stop_reading()
+                self._end_answer()  # which ``answers`` waited for
             return
         if self._incomplete:  # as in _process, but without another call for each frame
             data = self._completed(data)
