@@ -109,7 +109,7 @@ class Accounts:
 
     def _request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
         metrics, timeline, outcome = self._metrics, ended.timeline, ended.outcome
-        if not timeline.reached_engine:
+        if timeline.times.engine_started is None:
             self._count_stage(timeline.stages(outcome.at)[-1])
         final, error, player = outcome.final, outcome.error, outcome.player
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()
@@ -135,7 +135,7 @@ class Accounts:
         if times.discarded_sec:
             metrics.discarded_seconds.inc(times.discarded_sec)
             metrics.discarded_tokens.inc(times.discarded_tokens)
-        if timeline.task is not Task.CHAT or not timeline.reached_engine:
+        if timeline.task is not Task.CHAT or timeline.times.engine_started is None:
             return
         if times.llm_asked is not None and times.first_token is not None:
             metrics.first_token_seconds.observe(max(0.0, times.first_token - times.llm_asked))

@@ -286,16 +286,6 @@ class RequestTimeline:
     # reading
 
     @property
-    def input_ended(self) -> float | None:
-        """When all input had arrived."""
-        return self.times.input_ended
-
-    @property
-    def engine_began(self) -> float | None:
-        """When the engine got the request."""
-        return self.times.engine_started
-
-    @property
     def first_answer_modality(self) -> OutputModality | None:
         """The modality that the answer began with. A transcript of the input is an answer to ``transcribe`` only."""
         return next((modality for modality in self.first_outputs if self._answers(modality)), None)
@@ -307,12 +297,13 @@ class RequestTimeline:
         """
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
-        return 0.0 if self.input_ended is None else max(0.0, began - self.input_ended)
+        ended = self.times.input_ended
+        return 0.0 if ended is None else max(0.0, began - ended)
 
     @property
     def stage(self) -> Stage | None:
         """The stage under way; None once no stage is left."""
-        if self.engine_began is not None:
+        if self.times.engine_started is not None:
             return "engine" if self.engine_end is None else None
         if self.outcome is not None or self.withdrawn:
             return None
@@ -323,22 +314,17 @@ class RequestTimeline:
         ends = now if self.outcome is None else self.outcome.at
         if self.policy is None:
             return [PassedStage("input", self.opened, ends)]
-        passed = [PassedStage("input", self.opened, self.policy.at)]
-        if self.engine_began is None:
+        passed, started = [PassedStage("input", self.opened, self.policy.at)], self.times.engine_started
+        if started is None:
             return [*passed, PassedStage("queue", self.policy.at, ends)]
         # A cut turn, which is only transcribed, may have its final before the engine gets it.
-        passed.append(PassedStage("queue", self.policy.at, min(ends, self.engine_began)))
-        return [*passed, PassedStage("engine", self.engine_began, self.engine_end.at if self.engine_end else now)]
+        passed.append(PassedStage("queue", self.policy.at, min(ends, started)))
+        return [*passed, PassedStage("engine", started, self.engine_end.at if self.engine_end else now)]
 
     @property
     def is_over(self) -> bool:
         """Whether the final is out, or there will be none, and no engine works on the request any more."""
         return (self.outcome is not None or self.withdrawn) and self.stage is None
-
-    @property
-    def reached_engine(self) -> bool:
-        """Whether the engine ever got the request."""
-        return self.engine_began is not None
 
     def wall_ns(self, when: float) -> int:
         """Return a time of this timeline in nanoseconds since 1970."""

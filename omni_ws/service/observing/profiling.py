@@ -348,9 +348,9 @@ class _ProfiledSession:
         timeline, final, error = ended.timeline, ended.outcome.final, ended.outcome.error
         request_id = timeline.request_id
         # Stages that the end cut short are closed, so that each event of a beginning has its end.
-        if timeline.input_ended is None:
+        if timeline.times.input_ended is None:
             self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
-        if timeline.policy is not None and not timeline.reached_engine:
+        if timeline.policy is not None and timeline.times.engine_started is None:
             self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
         self._emit(
             COORDINATOR,

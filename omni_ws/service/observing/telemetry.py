@@ -214,8 +214,8 @@ def _events(timeline: RequestTimeline) -> Iterator[tuple[float, str, dict[str, s
     """Yield the steps that are no stages: their times, names and attributes."""
     if timeline.policy is not None:
         yield timeline.policy.at, "policy_fired", {"omni_ws.trigger": timeline.policy.trigger.value}
-    if timeline.input_ended is not None:
-        yield timeline.input_ended, "input_ended", {}
+    if (ended := timeline.times.input_ended) is not None:
+        yield ended, "input_ended", {}
     for modality, when in timeline.first_outputs.items():
         yield when, "first_output", {"omni_ws.modality": modality.value}
     for cancelled in timeline.cancellations:
