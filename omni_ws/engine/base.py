@@ -805,8 +805,8 @@ def incident(failure: str, exception: BaseException, *, request_id: str | None =
 EngineMoment: TypeAlias = Literal["llm_asked", "first_token", "first_clause", "first_audio_made"]
 
 
-class TurnPart(NamedTuple):
-    """A part of the wait for an answer: its name in ``PARTS``, and when it began and ended."""
+class TimedPart(NamedTuple):
+    """A stage of a request, or a part of the wait for its answer (``PARTS``): its name, when it began and ended."""
 
     name: str
     began: float
@@ -948,7 +948,7 @@ class TurnTimes:
             told["discarded_tokens"] = self.discarded_tokens
         return told
 
-    def parts(self) -> list[TurnPart]:
+    def parts(self) -> list[TimedPart]:
         """Return what the answer waited for, one part after the other, from ``origin`` to its first sound.
 
         Each part begins where the one before ends, so that they sum up to the whole. What was ready before took no time
@@ -961,5 +961,5 @@ class TurnTimes:
             ended = getattr(self, moment)
             if ended is None or (moment == "transcript_settled" and not self.awaits_transcript):
                 continue
-            parts.append(TurnPart(name, last, last := max(last, ended)))
+            parts.append(TimedPart(name, last, last := max(last, ended)))
         return parts

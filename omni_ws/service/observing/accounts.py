@@ -13,6 +13,7 @@ import msgspec
 
 from omni_ws.config.loading import is_loopback
 from omni_ws.core.chunks import FinalChunk, OutputModality, Task
+from omni_ws.engine.base import TimedPart
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
@@ -24,7 +25,6 @@ from omni_ws.service.observing.observer import (
     Origin,
     OutputBegan,
     OutputStalled,
-    PassedStage,
     RequestEnded,
     RequestReached,
     RequestTimeline,
@@ -152,8 +152,8 @@ class Accounts:
         if times.mouth_to_ear is not None:
             self._metrics.mouth_to_ear_seconds.labels(session.origin).observe(times.mouth_to_ear)
 
-    def _count_stage(self, passed: PassedStage) -> None:
-        self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
+    def _count_stage(self, passed: TimedPart) -> None:
+        self._metrics.stage_seconds.labels(passed.name).observe(passed.seconds)
 
     def _count_in(self, stage: Stage) -> int:
         """Return how many requests are in this stage now."""

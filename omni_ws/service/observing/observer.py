@@ -32,7 +32,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.reorder import NONE_REORDERED, ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import TranscriptGuess, TranscriptOutput, TurnTimes
+from omni_ws.engine.base import TimedPart, TranscriptGuess, TranscriptOutput, TurnTimes
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,
@@ -58,18 +58,6 @@ STAGES: Final[tuple[Stage, ...]] = ("input", "queue", "engine")
 Step: TypeAlias = Literal[
     "opened", "policy_fired", "input_ended", "engine_started", "cancelled", "engine_ended", "withdrawn"
 ]
-
-
-class PassedStage(NamedTuple):
-    """A stage of a request with its times; that of the stage under way ends now."""
-
-    stage: Stage
-    began: float
-    ended: float
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
 
 
 class PolicyStart(NamedTuple):
@@ -309,17 +297,17 @@ class RequestTimeline:
             return None
         return "input" if self.policy is None else "queue"
 
-    def stages(self, now: float) -> list[PassedStage]:
+    def stages(self, now: float) -> list[TimedPart]:
         """Return the stages so far; the stage under way ends at ``now``."""
         ends = now if self.outcome is None else self.outcome.at
         if self.policy is None:
-            return [PassedStage("input", self.opened, ends)]
-        passed, started = [PassedStage("input", self.opened, self.policy.at)], self.times.engine_started
+            return [TimedPart("input", self.opened, ends)]
+        passed, started = [TimedPart("input", self.opened, self.policy.at)], self.times.engine_started
         if started is None:
-            return [*passed, PassedStage("queue", self.policy.at, ends)]
+            return [*passed, TimedPart("queue", self.policy.at, ends)]
         # A cut turn, which is only transcribed, may have its final before the engine gets it.
-        passed.append(PassedStage("queue", self.policy.at, min(ends, started)))
-        return [*passed, PassedStage("engine", started, self.engine_end.at if self.engine_end else now)]
+        passed.append(TimedPart("queue", self.policy.at, min(ends, started)))
+        return [*passed, TimedPart("engine", started, self.engine_end.at if self.engine_end else now)]
 
     @property
     def is_over(self) -> bool:
