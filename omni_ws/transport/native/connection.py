@@ -431,9 +431,9 @@ class StreamConnection(PausedReading, ServerConnection):
             self._keep_pace(self._input_pace(len(data)))
         if self._pauses:
             self._pending += data
-            if data and Pause.EARLY in self._pauses:
-                self._stop_reading()
-                self._end_answer()  # which ``answers`` waited for
+            if data:
+                self._stop_reading()  # which EARLY alone has not done
+                self._end_answer()
             return
         if self._incomplete:  # as in _process, but without another call for each frame
             data = self._completed(data)
