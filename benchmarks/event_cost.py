@@ -22,8 +22,8 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.transport.native.endpoint import WebSocketSession
-from omni_ws.transport.native.keep_alive import NO_PINGS, AcknowledgementClock
+from omni_ws.transport.native.endpoint import AcknowledgementClock, WebSocketSession
+from omni_ws.transport.native.keep_alive import NO_PINGS
 
 FRAMES = 2000
 #: Frames that arrive within the delay of an acknowledgement.

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.server_process import child_processes, scheduled_seconds
-from omni_ws.transport.native.keep_alive import ACK_DELAY_SEC
+from omni_ws.transport.native.endpoint import ACK_DELAY_SEC
 
 FRAME_SEC: Final = 0.02
 #: 20 ms of pcm16 at 16 kHz.

@@ -384,9 +384,4 @@ def act(stream: AcknowledgedStream, step: Vector) -> Sequence[StreamEvent]:
 def ack_of(stream: AcknowledgedStream) -> dict[str, Any] | None:
     if not stream.ack_due:
         return None
-    ack = stream.take_ack()
-    return {
-        "next_sequence_id": ack.next_sequence_id,
-        "buffered_chunks": ack.buffered_chunks,
-        "received_bytes": ack.received_bytes,
-    }
+    return dict(zip(("next_sequence_id", "buffered_chunks", "received_bytes"), stream.take_ack(), strict=True))

@@ -148,12 +148,13 @@ async def _output_out(trace: Trace) -> list[list[Call]]:
 
 async def _spoken_turn(trace: Trace) -> list[list[Call]]:
     traces = []
+    spoken = bytes(RATE) + Clip.load(SPOKEN).samples + bytes(2 * RATE)  # beforehand: it is read by the package
     async with _server(None) as port, _client(port) as client:
         await _open_microphone(client)
         for _ in range(TIMES + 1):
             await _rest()
             trace.begin()
-            await client.stream(bytes(RATE) + Clip.load(SPOKEN).samples + bytes(2 * RATE))
+            await client.stream(spoken)
             await client.hear()
             await _rest()
             traces.append(trace.end())
@@ -162,6 +163,7 @@ async def _spoken_turn(trace: Trace) -> list[list[Call]]:
 
 async def _interruption(trace: Trace) -> list[list[Call]]:
     traces = []
+    interrupting = Clip.load(INTERRUPTING).samples + bytes(2 * RATE)
     async with _server(ScriptedEngine([TextOutput("a long answer"), *_ANSWER])) as port:
         for _ in range(TIMES + 1):
             async with _client(port) as client:
@@ -171,7 +173,7 @@ async def _interruption(trace: Trace) -> list[list[Call]]:
                 await client.stream(bytes(RATE))
                 await _rest()
                 trace.begin()
-                await client.stream(Clip.load(INTERRUPTING).samples + bytes(2 * RATE))
+                await client.stream(interrupting)
                 await client.until("output_chunk", final=True, finish_reason="cancelled")
                 await _rest()
                 traces.append(trace.end())

@@ -354,10 +354,10 @@ class Ducker:
     Audio that is not lowered passes unchanged. ``duck`` may be called while another thread calls ``apply``.
     """
 
-    __slots__ = ("_gain", "_layout", "_slope", "_wanted")
+    __slots__ = ("_gain", "_is_mu_law", "_slope", "_wanted")
 
     def __init__(self, audio: AudioFormat) -> None:
-        self._layout = SampleLayout.MU_LAW if audio.encoding is AudioEncoding.PCMU else SampleLayout.S16
+        self._is_mu_law = audio.encoding is AudioEncoding.PCMU
         self._slope = (1 - DUCKED) / (RAMP_SEC * audio.sample_rate)
         self._gain = self._wanted = 1.0
 
@@ -374,7 +374,7 @@ class Ducker:
         gain, wanted = self._gain, self._wanted
         if gain == wanted == 1.0 or not audio:
             return audio
-        samples = samples_from_bytes(audio, self._layout)
+        samples = decode_mu_law(audio) if self._is_mu_law else samples_from_pcm16(np.frombuffer(audio, PCM16))
         if gain == wanted:
             samples *= np.float32(gain)
         else:
@@ -383,4 +383,4 @@ class Ducker:
             self._gain = float(gains[-1])
             samples *= gains.astype(np.float32)
         pcm16 = pcm16_from_samples(samples)
-        return encode_mu_law(pcm16) if self._layout is SampleLayout.MU_LAW else pcm16.tobytes()
+        return encode_mu_law(pcm16) if self._is_mu_law else pcm16.tobytes()

@@ -23,7 +23,6 @@ from omni_ws.core.reorder import (
     Diverted,
     InputRefused,
     OffsetBuffer,
-    ReceivedInput,
     ReorderBuffer,
     ReorderStatistics,
     RequestOpened,
@@ -383,10 +382,6 @@ class InputStream:
     def buffered_chunks(self) -> int:
         """The number of chunks, or pieces of chunks, that wait for a missing one."""
         return len(self.reorder) if self.offsets is None else len(self.offsets)
-
-    def received(self) -> ReceivedInput:
-        """Return how much of the input has arrived."""
-        return ReceivedInput(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
 
     # time
 

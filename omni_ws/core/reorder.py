@@ -62,14 +62,6 @@ class InputRefused:
     error: PayloadTooLarge
 
 
-class ReceivedInput(Struct, frozen=True):
-    """How much of an input has arrived: all chunks below ``next_sequence_id`` were accepted, in order."""
-
-    next_sequence_id: int
-    buffered_chunks: int
-    received_bytes: int
-
-
 StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputRefused | InputEvent
 
 

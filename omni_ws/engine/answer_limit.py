@@ -24,7 +24,7 @@ from omni_ws.engine.base import (
     ThoughtOutput,
     ToolCallOutput,
 )
-from omni_ws.engine.clauses import CooperativePieces
+from omni_ws.engine.clauses import pieces_of
 from omni_ws.errors import EngineFailed
 
 _WORDS: Final = re.compile(r"\S+")
@@ -95,7 +95,9 @@ class AnswerText:
 
     async def add(self, text: str) -> AsyncGenerator[str, None]:
         """Add ``text``, and yield the text that may be sent now; other tasks run between the pieces of a long text."""
-        async for piece in CooperativePieces(text):
+        for number, piece in enumerate(pieces_of(text)):
+            if number:
+                await asyncio.sleep(0)
             if passed := self.feed(piece):
                 yield passed
             if self.reached is not None:

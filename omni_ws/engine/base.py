@@ -807,8 +807,8 @@ def incident(failure: str, exception: BaseException, *, request_id: str | None =
 EngineMoment: TypeAlias = Literal["llm_asked", "first_token", "first_clause", "first_audio_made"]
 
 
-class TurnPart(NamedTuple):
-    """A part of the wait for an answer: a name in ``PARTS``, and its begin and end on the event loop's clock."""
+class TimedPart(NamedTuple):
+    """A stage of a request, or a part of the wait for its answer (``PARTS``): its name, when it began and ended."""
 
     name: str
     began: float
@@ -950,7 +950,7 @@ class TurnTimes:
             told["discarded_tokens"] = self.discarded_tokens
         return told
 
-    def parts(self) -> list[TurnPart]:
+    def parts(self) -> list[TimedPart]:
         """Return the parts of the wait for the answer, in order, from ``origin`` to the first audio.
 
         Each part begins where the previous one ends, so the parts sum up to the whole wait. A part that had ended
@@ -963,5 +963,5 @@ class TurnTimes:
             ended = getattr(self, moment)
             if ended is None or (moment == "transcript_settled" and not self.awaits_transcript):
                 continue
-            parts.append(TurnPart(name, last, last := max(last, ended)))
+            parts.append(TimedPart(name, last, last := max(last, ended)))
         return parts

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -195,28 +195,6 @@ def pieces_of(text: str, length: int = PIECE_CHARACTERS) -> Iterator[str]:
     """Yield ``text`` in pieces of ``length`` characters; none for an empty text."""
     for start in range(0, len(text), length):
         yield text[start : start + length]
-
-
-class CooperativePieces:
-    """An asynchronous iterator over the pieces of a text, which lets other tasks run between them."""
-
-    # Not an async generator: the event loop would close an abandoned one in a task without owner.
-
-    def __init__(self, text: str) -> None:
-        self._pieces = pieces_of(text)
-        self._begun = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> str:
-        piece = next(self._pieces, None)
-        if piece is None:
-            raise StopAsyncIteration
-        if self._begun:
-            await asyncio.sleep(0)
-        self._begun = True
-        return piece
 
 
 # Clauses, which are synthesised while the rest of the text is still being generated.
@@ -491,7 +469,9 @@ async def clauses_as_they_come(
                     yield clause
                     begun = begun or is_speakable(clause.text)
                 continue
-            async for piece in CooperativePieces(text):
+            for number, piece in enumerate(pieces_of(text)):
+                if number:
+                    await asyncio.sleep(0)  # let other tasks run between the pieces of a long text
                 for clause in splitter.feed(piece):
                     yield clause
                     begun = begun or is_speakable(clause.text)

@@ -155,8 +155,8 @@ scrape_configs:
 - Label values come from short lists, never from a client (no model name, address, path or id). `origin` tells how a
   session was opened: `websocket`, `http` (one request), `sessions` (several requests),
   `realtime`, `live`, `webrtc`, `telephony` or `wyoming`.
-- Input is counted at each acknowledgement, and completely at the end of its request or session; requests and their
-  audio are counted at the final.
+- Input is counted as far as it has been accepted when the metrics are read; requests and their audio are counted at the
+  final.
 - Times are measured by the event loop's clock, which has a resolution of one millisecond under uvloop.
 - Metrics of players (`player_…`) need clients that send `played_ms`.
 - The response also has metrics of the process (`process_…`, `python_…`) and of libraries in it: of vLLM (`vllm:…`) if

@@ -9,7 +9,6 @@ from omni_ws.core.chunks import (
     AudioEncoding,
     AudioFormat,
     InputChunk,
-    OutputSequencer,
     Usage,
     checked_channels,
     checked_sample_rate,
@@ -78,32 +77,3 @@ def test_channels_past_the_limits(channels: int) -> None:
     with pytest.raises(InvalidValue) as caught:
         checked_channels(channels)
     assert caught.value.param == "channels"
-
-
-# Numbers of output.
-
-
-def test_numbers_run_through_all_requests() -> None:
-    sequencer = OutputSequencer()
-    sequencer.open("req_a")
-    sequencer.open("req_b")
-    assert [sequencer.take_number(name) for name in ("req_a", "req_b", "req_a")] == [0, 1, 2]
-    assert sequencer.take_last_number("req_a") == 3
-    assert sequencer.take_number("req_b") == 4
-    assert sequencer.next_sequence_id == 5
-
-
-def test_nothing_follows_the_final() -> None:
-    sequencer = OutputSequencer()
-    sequencer.open("req_a")
-    sequencer.take_last_number("req_a")
-    with pytest.raises(RuntimeError, match="req_a"):
-        sequencer.take_number("req_a")
-    with pytest.raises(RuntimeError, match="req_a"):
-        sequencer.take_last_number("req_a")
-    assert sequencer.next_sequence_id == 1
-
-
-def test_a_request_must_be_open() -> None:
-    with pytest.raises(RuntimeError, match="not open"):
-        OutputSequencer().take_number("req_a")

@@ -10,7 +10,7 @@ from support.acknowledged_stream import AcknowledgedStream
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset, StartTrigger
 from omni_ws.core.input_stream import READ_SEC, StreamLimits
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.reorder import ReceivedInput, RequestOpened, StreamEvent
+from omni_ws.core.reorder import RequestOpened, StreamEvent
 from omni_ws.core.request_input import (
     GenerationStarted,
     InputAppended,
@@ -176,7 +176,7 @@ def test_any_order_and_repetition_gives_the_same_bytes(
     events = [event for number in order for event in stream.receive_chunk(chunks[number], now=0)]
     events += stream.finish(now=0)
     assert payload(events) == b"".join(contents)
-    assert stream.take_ack() == ReceivedInput(len(contents), 0, len(b"".join(contents)))
+    assert stream.take_ack() == (len(contents), 0, len(b"".join(contents)))
 
 
 # numbering
@@ -187,7 +187,7 @@ def test_chunks_without_numbers_come_in_order_of_arrival() -> None:
     events = [*stream.receive_chunk(text(None, b"a"), now=0)]
     events += stream.receive_chunk(text(None, b"b", end=True), now=0)
     assert payload(events) == b"ab"
-    assert stream.take_ack().next_sequence_id == 2
+    assert stream.take_ack()[0] == 2
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, None), (None, 1)])
@@ -384,7 +384,7 @@ def test_cancel_drops_what_waits_behind_a_gap() -> None:
     assert stream.held_bytes == session.held_bytes == 1
     assert not has_gap(stream)
     assert ack_due(stream)
-    assert stream.take_ack().next_sequence_id == 5
+    assert stream.take_ack()[0] == 5
     # Late copies of what was dropped are duplicates, and the pending end of input went with it.
     assert stream.receive_chunk(text(3), now=0) == []
     assert shapes(stream.receive_chunk(text(5), now=0)) == [RequestOpened, GenerationStarted]
@@ -395,7 +395,7 @@ def test_cancel_without_input_changes_nothing() -> None:
     stream = make()
     stream.cancel(now=0)
     assert not ack_due(stream)
-    assert stream.take_ack().next_sequence_id == 0
+    assert stream.take_ack()[0] == 0
 
 
 def test_dropping_what_waits_leaves_the_request_open() -> None:
@@ -494,7 +494,7 @@ def test_a_chunk_that_found_no_room_may_come_again(waiting: bool) -> None:
     with pytest.raises(EngineOverloaded):
         stream.receive_chunk(text(0, bytes(6)), now=0)
     assert current(stream) is None
-    assert stream.take_ack() == ReceivedInput(0, int(waiting), 0)
+    assert stream.take_ack() == (0, int(waiting), 0)
     budget.give(5)
     assert payload(stream.receive_chunk(text(0, bytes(6)), now=0)) == bytes(6) + b"c" * waiting
     assert budget.used == stream.held_bytes == 6 + waiting
@@ -535,15 +535,15 @@ def test_what_waits_is_counted() -> None:
     stream = make()
     stream.receive_chunk(text(2), now=0)
     stream.receive_chunk(text(4), now=0)
-    assert stream.received() == ReceivedInput(0, 2, 0)
+    assert (stream.buffered_chunks, stream.received_bytes) == (2, 0)
 
 
 def test_asking_for_the_timer_changes_nothing() -> None:
     stream = make()
     stream.receive_chunk(text(0), now=5)
-    before = stream.received(), stream.notable_events, stream.acks.pending
+    before = stream.buffered_chunks, stream.notable_events, stream.acks.pending
     assert stream.get_timer() == stream.get_timer() == 5 + LIMITS.session_timeout
-    assert (stream.received(), stream.notable_events, stream.acks.pending) == before
+    assert (stream.buffered_chunks, stream.notable_events, stream.acks.pending) == before
 
 
 # time
@@ -761,7 +761,7 @@ def test_a_bare_end_after_an_ended_input_uses_its_number_up_and_opens_nothing() 
     for number in (2, 3):
         assert stream.receive_chunk(end(number), now=0) == []
         assert ack_due(stream)
-        assert stream.take_ack().next_sequence_id == number + 1
+        assert stream.take_ack()[0] == number + 1
     assert shapes(stream.receive_chunk(text(4), now=0))[0] is RequestOpened
 
 
@@ -770,7 +770,7 @@ def test_a_bare_end_after_a_cancel_opens_nothing() -> None:
     stream.receive_chunk(text(0), now=0)
     stream.cancel(now=0)
     assert stream.receive_chunk(end(1), now=0) == []
-    assert stream.take_ack().next_sequence_id == 2
+    assert stream.take_ack()[0] == 2
 
 
 @pytest.mark.parametrize("limit", ["budget", "held", "total"])
@@ -783,7 +783,7 @@ def test_a_chunk_that_waited_is_not_refused_for_the_character_that_it_completes(
     stream = make(limits=limits, budget=budget, single_request=limit == "total")
     assert stream.receive_chunk(text(1, b"\x82\xac" + b"x" * 8), now=0) == []
     assert payload(stream.receive_chunk(text(0, b"\xe2"), now=0)) == "€xxxxxxxx".encode()
-    assert stream.take_ack() == ReceivedInput(2, 0, 11)
+    assert stream.take_ack() == (2, 0, 11)
     assert (stream.held_bytes, stream.waiting_bytes, budget.used) == (11, 0, 11)
 
 
@@ -806,6 +806,6 @@ def test_a_chunk_for_which_there_is_no_room_can_come_again_while_others_wait() -
     stream.receive_chunk(text(1, b"x" * 8), now=0)
     with pytest.raises(EngineOverloaded):
         stream.receive_chunk(text(0, b"abc"), now=0)
-    assert stream.take_ack() == ReceivedInput(0, 1, 0)
+    assert stream.take_ack() == (0, 1, 0)
     assert (stream.held_bytes, stream.waiting_bytes, budget.used) == (8, 8, 8)
     assert payload(stream.receive_chunk(text(0, b"ab"), now=0)) == b"abxxxxxxxx"

@@ -3,7 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from omni_ws.engine.clauses import PIECE_CHARACTERS, CooperativePieces, pieces_of
+from omni_ws.engine.answer_limit import AnswerText
+from omni_ws.engine.clauses import PIECE_CHARACTERS, pieces_of
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE_CHARACTERS, PIECE_CHARACTERS + 1, 3 * PIECE_CHARACTERS])
@@ -26,7 +27,7 @@ async def test_others_have_their_turn_between_two_pieces() -> None:
 
     task = asyncio.create_task(other())
     seen = []
-    async for piece in CooperativePieces("x" * 5 * PIECE_CHARACTERS):
+    async for piece in AnswerText({}).add("x" * 5 * PIECE_CHARACTERS):
         seen.append((turns, len(piece)))
     task.cancel()
     assert [length for _, length in seen] == [PIECE_CHARACTERS] * 5
@@ -37,5 +38,5 @@ async def test_others_have_their_turn_between_two_pieces() -> None:
 async def test_one_piece_comes_at_once() -> None:
     others: list[str] = []
     asyncio.get_running_loop().call_soon(others.append, "another's turn")
-    assert [piece async for piece in CooperativePieces("hello")] == ["hello"]
+    assert [piece async for piece in AnswerText({}).add("hello")] == ["hello"]
     assert others == []

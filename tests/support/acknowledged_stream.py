@@ -8,8 +8,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.reorder import ReceivedInput
-from omni_ws.transport.native.keep_alive import Acknowledgements
+from omni_ws.transport.native.endpoint import Acknowledgements
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -36,11 +35,12 @@ class AcknowledgedStream(InputStream):
         self.ack_due = False
         self.acks = Acknowledgements(self, self.wait, self._send)
 
-    def take_ack(self) -> ReceivedInput:
+    def take_ack(self) -> tuple[int, int, int]:
+        """What it says: the next number, the chunks that wait for a missing one, the bytes that were accepted."""
         self.ack_due = False
         self.acks.sent()
         self.acks.stop()
-        return self.received()
+        return self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes
 
     @property
     def acks_at(self) -> float:

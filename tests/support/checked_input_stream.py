@@ -16,7 +16,7 @@ from support.acknowledged_stream import AcknowledgedStream
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.reorder import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
+from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import StartPolicy
 from omni_ws.errors import (
@@ -30,7 +30,7 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
-from omni_ws.transport.native.keep_alive import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
+from omni_ws.transport.native.endpoint import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
 
 MIN_BYTES = 5
 LIMITS = StreamLimits(reorder_window=8, reorder_timeout=10, session_timeout=30, max_chunk_bytes=12, max_held_bytes=40)
@@ -385,7 +385,7 @@ class CheckedInputStream:
     def take_ack(self) -> None:
         ack = self.stream.take_ack()
         if not self.closed:
-            assert ack == ReceivedInput(self.model.next, len(self.model.ahead), self.model.received_bytes)
+            assert ack == (self.model.next, len(self.model.ahead), self.model.received_bytes)
             self.model.accepted, self.model.accepted_since, self.model.ack_now = 0, None, False
             assert not self.stream.acks.pending
         self.check()

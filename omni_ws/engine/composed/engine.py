@@ -46,7 +46,6 @@ from omni_ws.engine.composed.parts import (
     Role,
     SpeculationOutcome,
     StallTimer,
-    WatchedInput,
     composed_capabilities,
     description_of,
     failures_of,
@@ -567,9 +566,11 @@ class ComposedEngine:
     async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
         """Have the LLM handle the whole request, under a StallTimer, and measure it for AheadLoad."""
         times = request.times
-        stall_timer = StallTimer(self._first_byte_timeout_sec, ended=lambda: times.mark("llm_asked", Role.LLM.value))
         asked = told_language(request, self._llm)
-        asked = replace(asked, input=WatchedInput(aiter(asked.input), stall_timer))
+        stall_timer = StallTimer(
+            self._first_byte_timeout_sec, asked.input, ended=lambda: times.mark("llm_asked", Role.LLM.value)
+        )
+        asked = replace(asked, input=stall_timer)
         with self._counted(request):
             async with stall_timer.limiting(Role.LLM, self._llm, request_id=request.request_id):
                 await go_on(self._llm, asked, FirstOutput(out, stall_timer))

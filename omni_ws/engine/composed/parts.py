@@ -7,16 +7,16 @@ turn has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import (
     AnswerOptions,
     Cut,
@@ -33,8 +33,6 @@ from omni_ws.engine.base import (
     incident,
 )
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
-
-T = TypeVar("T")
 
 
 class Role(StrEnum):
@@ -229,15 +227,17 @@ def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str
 STALLED_SEC: Final = 300.0
 
 
-class StallTimer:
+class StallTimer(AsyncIterator[InputChunk]):
     """A timer that cancels a part if it neither takes input nor makes output for ``seconds``; None for no limit.
 
-    The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer callback reads the
-    clock, so watching a part costs only two assignments for each item. ``ended`` is called at the end of the input.
+    It is the input of the part, which reads ``source`` through it. The clock stops while the part waits for input, and
+    between ``rest`` and ``wait``. A single timer callback reads the clock, so watching a part costs only two
+    assignments for each item. ``ended`` is called at the end of the input.
     """
 
-    def __init__(self, seconds: float | None, *, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, seconds: float | None, source: InputSource, *, ended: Callable[[], None] = lambda: None) -> None:
         self._seconds = seconds
+        self._source = aiter(source)
         self._input_over = ended
         self._loop = asyncio.get_running_loop()
         #: Whether the part waits for input.
@@ -287,11 +287,10 @@ class StallTimer:
         else:
             self._timer = self._loop.call_later(left, self._look)
 
-    async def read(self, source: AsyncIterator[T]) -> T:
-        """Return the next item of ``source``; the clock stops while the part waits for it."""
+    async def __anext__(self) -> InputChunk:
         self._reading = True
         try:
-            return await anext(source)
+            return await anext(self._source)
         except StopAsyncIteration:
             self._input_over()
             raise
@@ -300,23 +299,11 @@ class StallTimer:
             self.wait()
 
 
-class WatchedInput(AsyncIterator[T]):
-    """The input of a part, read through its StallTimer."""
-
-    def __init__(self, source: AsyncIterator[T], stall_timer: StallTimer) -> None:
-        self._source = source
-        self._stall_timer = stall_timer
-
-    def __anext__(self) -> Awaitable[T]:
-        return self._stall_timer.read(self._source)
-
-
 async def run_part(role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
     """Run a request on an ASR or TTS, with a StallTimer; its outputs go to ``out``."""
-    stall_timer = StallTimer(STALLED_SEC)
-    asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
+    stall_timer = StallTimer(STALLED_SEC, request.input)
     async with stall_timer.limiting(role, part, request_id=request.request_id):
-        await part.generate(asked, _WatchedOutputs(out, stall_timer))
+        await part.generate(replace(request, input=stall_timer), _WatchedOutputs(out, stall_timer))
 
 
 class _WatchedOutputs(OutputFilter):

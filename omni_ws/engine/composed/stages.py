@@ -447,13 +447,12 @@ class LlmStage(_EngineStage):
         self._first_byte_timeout_sec = first_byte_timeout_sec
         #: Whether nothing of the answer itself has come.
         self._waits = True
-        #: Runs until the first output.
-        self._stall_timer: StallTimer | None = None
         self._limit = None
         if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
             self._limit = SpokenLimit(max_spoken_tokens)
             self._limit.count(request.begun)
-        self._given: _GivenInput | None = None
+        #: The input of the LLM, whose clock runs until the first output.
+        self._given: _LlmInput | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, for the TTS."""
@@ -466,14 +465,14 @@ class LlmStage(_EngineStage):
                 pass  # a transcript may still be made of it
             self.finished = self._request.begun_end
             return
-        self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
-        given = self._given = _GivenInput(source, stall_timer, self._request.times, must_have_content=self._words_only)
+        times, words_only = self._request.times, self._words_only
+        given = self._given = _LlmInput(self._first_byte_timeout_sec, source, times, must_have_content=words_only)
         fields: dict[str, Any] = {"input": given, "input_mode": mode_of(self._engine)}
         if self._spoken:
             fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0, "lexicon": {}}
         request = told_language(replace(self._request, **fields), self._engine)
         try:
-            limiting = stall_timer.limiting(Role.LLM, self._engine, request_id=request.request_id)
+            limiting = given.limiting(Role.LLM, self._engine, request_id=request.request_id)
             async with asyncio.timeout(None) as given.withdrawal, limiting:
                 await go_on(self._engine, request, self)
         except TimeoutError:
@@ -502,9 +501,8 @@ class LlmStage(_EngineStage):
 
     def _note_output(self, output: EngineOutput) -> None:
         """Stop the stall timer, and mark the moment of the answer's first token if ``output`` is one."""
-        if self._stall_timer is not None:
-            self._stall_timer.stop()
-            self._stall_timer = None
+        assert self._given is not None
+        self._given.stop()
         if isinstance(output, TOKENS):
             self._waits = False
             self._request.times.mark("first_token", self.name)
@@ -563,26 +561,17 @@ class LlmStage(_EngineStage):
             sink.put_nowait(output.text)
 
 
-class _GivenInput:
-    """The InputSource of the LLM.
-
-    With ``must_have_content``, it cancels the LLM's request if the input ends without any content.
-    """
+class _LlmInput(StallTimer):
+    """The StallTimer of the LLM, which cancels its request at an end of the input that lacks required content."""
 
     def __init__(
-        self,
-        source: AsyncIterator[InputChunk],
-        stall_timer: StallTimer,
-        times: TurnTimes,
-        *,
-        must_have_content: bool,
+        self, seconds: float | None, source: AsyncIterator[InputChunk], times: TurnTimes, *, must_have_content: bool
     ) -> None:
+        super().__init__(seconds, source)
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
         #: The number of words in the text of the input so far.
         self.words = 0
-        self._source = source
-        self._stall_timer = stall_timer
         self._times = times
         self._empty = must_have_content
 
@@ -591,12 +580,9 @@ class _GivenInput:
         if self.withdrawal is not None:
             self.withdrawal.reschedule(asyncio.get_running_loop().time())
 
-    def __aiter__(self) -> AsyncIterator[InputChunk]:
-        return self
-
     async def __anext__(self) -> InputChunk:
         try:
-            chunk = await self._stall_timer.read(self._source)
+            chunk = await super().__anext__()
         except StopAsyncIteration:
             if self._empty and self.withdrawal is not None:
                 self.withdraw()

@@ -21,7 +21,6 @@ from omni_ws.core.chunks import (
     FinishReason,
     OutputChunk,
     OutputModality,
-    OutputSequencer,
     Task,
     Usage,
     Word,
@@ -59,11 +58,7 @@ from omni_ws.service import (
     unexpected,
 )
 from omni_ws.service.conversation.begun_answer import RestOfAnswer, restart_of
-from omni_ws.service.conversation.output_log import (
-    OutputLog,
-    RequestWarning,
-    message_cost,
-)
+from omni_ws.service.conversation.output_log import OutputLog, OutputSequencer, RequestWarning, message_cost
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame, unset

@@ -93,7 +93,7 @@ from omni_ws.service.conversation.unasked import (
     Unasked,
 )
 from omni_ws.service.listening import SpeechWorkers
-from omni_ws.service.observing.observer import InputAcknowledged, InputReceived, ObservedSession, OutputStalled
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -174,6 +174,7 @@ class Conversation:
         self._results = ToolResults(self.ledger, reserved=configuration.makes_call)
         self.unasked = Unasked(self, self._results)
         self.stream = self._new_stream(now())
+        self.observed.timeline.receives(self.stream)
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self.listener: TurnListener | None = None
@@ -394,7 +395,8 @@ class Conversation:
         """Note how much of the audio the client has played; see Ledger.report."""
         now = self._now()
         begun = self.ledger.report(played_ms, now=now, request_id=request_id, sequence_id=sequence_id)
-        self.observed.timeline.played(begun, now - played_ms / 1000)
+        if begun is not None:
+            self.observed.timeline.played(begun, now - played_ms / 1000)
 
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
@@ -965,7 +967,7 @@ class InputFlow:
 
     def take_ack(self) -> InputAckFrame:
         """Return an acknowledgement of the input so far, with the credit in bytes."""
-        ack, receiving = self._stream.received(), self._conversation.receiving
+        stream, receiving = self._stream, self._conversation.receiving
         self.notify_observers()
         credit = self._credit
         self._credit_was_low = credit < self._whole_chunk
@@ -973,9 +975,9 @@ class InputFlow:
             # A client that respects its credit may wait for more now.
             self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
+            next_sequence_id=stream.reorder.next_sequence_id,
+            buffered_chunks=stream.buffered_chunks,
+            received_bytes=stream.received_bytes,
             credit_bytes=max(0, credit),
         )
 
@@ -994,16 +996,9 @@ class InputFlow:
         return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:
-        """Report to the observers how much input was accepted.
-
-        Called for each acknowledgement, and as a request or session ends, when none may follow.
-        """
-        if not self._observed.observers.listening:
-            return
-        stream, reorder = self._stream, self._stream.reorder
-        self._observed.notify(
-            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
-        )
+        """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
+        if self._observed.observers.listening_to_outputs:
+            self._observed.notify(self._observed.timeline.received)
 
     def taken(self, request: Request, size: float) -> None:
         """Note that the engine has read ``size`` bytes of a request's input."""

@@ -1,8 +1,8 @@
 """The output of a session: messages that wait for its client, and those that were sent and may be needed again.
 
 A session sends through one Attachment at a time: the connection of its client, or a request over HTTP. While it has
-none, nobody is notified of anything. The types of messages, what each costs and their saved form are at the end of this
-module, with the limits of a conversation.
+none, nobody is notified of anything. OutputSequencer numbers the outputs. The types of messages, what each costs and
+their saved form are at the end of this module, with the limits of a conversation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -626,6 +626,67 @@ def _renumbered(message: ServerMessage, by: int) -> ServerMessage:
     if by and isinstance(message, FinalChunk):
         return dataclasses.replace(message, sequence_id=message.sequence_id - by)
     return message
+
+
+# The numbers of outputs.
+
+
+class OutputSequencer:
+    """Numbers the outputs of a session, across its requests, from ``next_sequence_id`` on.
+
+    Each request is opened, its outputs are numbered, and its final closes it. To number an output of a request that is
+    not open is a bug of the caller and raises RuntimeError.
+    """
+
+    __slots__ = ("_late", "_open", "next_sequence_id")
+
+    def __init__(self, next_sequence_id: int = 0, *, late: Iterable[str] = ()) -> None:
+        self.next_sequence_id = next_sequence_id
+        self._open: dict[str, None] = {}  # smaller than a set, while it is empty
+        #: Requests whose final has been numbered, perhaps by another sequencer, and whose late transcript has not.
+        self._late: dict[str, None] = dict.fromkeys(late)
+
+    def open(self, request_id: str) -> None:
+        """Allow output of ``request_id``."""
+        self._open[request_id] = None
+
+    def withdraw(self, request_id: str) -> None:
+        """Forget an open request that had no output, and will have none."""
+        del self._open[request_id]
+
+    def take_number(self, request_id: str) -> int:
+        """Return the next number, for an output of ``request_id``."""
+        if request_id not in self._open:
+            raise RuntimeError(f"{request_id} is not open for output")
+        return self._next()
+
+    def take_late_number(self, request_id: str) -> int:
+        """Return the next number, for the late transcript of a request. It is the last output of the request."""
+        if request_id not in self._late:
+            raise RuntimeError(f"{request_id} has no late transcript")
+        del self._late[request_id]
+        return self._next()
+
+    def _next(self) -> int:
+        number = self.next_sequence_id
+        self.next_sequence_id += 1
+        return number
+
+    def number_from(self, next_sequence_id: int) -> None:
+        """Set the next number: another server has numbered the outputs so far."""
+        self.next_sequence_id = next_sequence_id
+
+    def take_back(self, count: int) -> None:
+        """Take back the latest ``count`` numbers, whose outputs were not sent, to use them again."""
+        self.next_sequence_id -= count
+
+    def take_last_number(self, request_id: str, *, late: bool = False) -> int:
+        """Return the next number, for the final of a request. With ``late``, a late transcript may follow the final."""
+        number = self.take_number(request_id)
+        del self._open[request_id]
+        if late:
+            self._late[request_id] = None
+        return number
 
 
 # The messages that a session sends, their cost in bytes, their saved form, and the limits of a conversation.

@@ -17,7 +17,6 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
-    OutputSequencer,
     Task,
     Usage,
     WordsKnown,
@@ -48,7 +47,7 @@ from omni_ws.service.conversation.answer_writer import (
     transcript_chunk,
 )
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
-from omni_ws.service.conversation.output_log import ASR_TIMEOUT_SEC, OutputLog
+from omni_ws.service.conversation.output_log import ASR_TIMEOUT_SEC, OutputLog, OutputSequencer
 from omni_ws.service.conversation.request import Remark, Request, RequestState, SavedRequest
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 

@@ -13,18 +13,18 @@ import msgspec
 
 from omni_ws.config.loading import is_loopback
 from omni_ws.core.chunks import FinalChunk, OutputModality, Task
-from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.engine.base import TimedPart
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
+    NO_INPUT,
     STAGES,
     AnswerPlayed,
-    InputAcknowledged,
+    InputAccepted,
     Observation,
     Origin,
     OutputBegan,
     OutputStalled,
-    PassedStage,
     RequestEnded,
     RequestReached,
     RequestTimeline,
@@ -38,39 +38,30 @@ from omni_ws.service.observing.observer import (
 )
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
 
-_NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
-
 
 class Accounts:
     """The observer that keeps the metrics of sessions and requests, and writes their log lines.
 
-    Register it before the first session opens, and without ``every_chunk`` and ``every_output``: acknowledgements and
-    outcomes have the totals.
+    Register it without ``every_chunk`` and ``every_output``, since timelines and outcomes have the totals, and before
+    the first session opens.
     """
 
     def __init__(self, metrics: Metrics, *, log_content: bool = False) -> None:
         """With ``log_content``, log lines contain text of clients and engines; else they contain none."""
         self._metrics = metrics
         self._log_content = log_content
-        #: By id of each open session: its timeline, how much of its input has been acknowledged, and how much of that
-        #: the metrics have counted.
+        #: By id of each open session: its timeline, and how much of its input the metrics have counted.
         self._sessions: dict[str, SessionTimeline] = {}
-        self._acknowledged: dict[str, InputAcknowledged] = {}
-        self._counted: dict[str, InputAcknowledged] = {}
+        self._counted: dict[str, InputAccepted] = {}
         metrics.before_reading.append(self._count_all_input)
         for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Count an observation in the metrics, and log the ends of requests and sessions."""
-        if type(observation) is InputAcknowledged:
-            # By far the most frequent. It is counted when a request ends, or when the metrics are read.
-            if session.session_id in self._acknowledged:
-                self._acknowledged[session.session_id] = observation
-            return
         if isinstance(observation, SessionOpened):
             self._sessions[session.session_id] = observation.timeline
-            self._acknowledged[session.session_id] = self._counted[session.session_id] = _NOTHING
+            self._counted[session.session_id] = NO_INPUT
             self._metrics.sessions_opened.labels(session.origin).inc()
             return
         if session.session_id not in self._sessions:
@@ -118,7 +109,7 @@ class Accounts:
 
     def _request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
         metrics, timeline, outcome = self._metrics, ended.timeline, ended.outcome
-        if not timeline.reached_engine:
+        if timeline.times.engine_started is None:
             self._count_stage(timeline.stages(outcome.at)[-1])
         final, error, player = outcome.final, outcome.error, outcome.player
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()
@@ -144,7 +135,7 @@ class Accounts:
         if times.discarded_sec:
             metrics.discarded_seconds.inc(times.discarded_sec)
             metrics.discarded_tokens.inc(times.discarded_tokens)
-        if timeline.task is not Task.CHAT or not timeline.reached_engine:
+        if timeline.task is not Task.CHAT or timeline.times.engine_started is None:
             return
         if times.llm_asked is not None and times.first_token is not None:
             metrics.first_token_seconds.observe(max(0.0, times.first_token - times.llm_asked))
@@ -161,8 +152,8 @@ class Accounts:
         if times.mouth_to_ear is not None:
             self._metrics.mouth_to_ear_seconds.labels(session.origin).observe(times.mouth_to_ear)
 
-    def _count_stage(self, passed: PassedStage) -> None:
-        self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
+    def _count_stage(self, passed: TimedPart) -> None:
+        self._metrics.stage_seconds.labels(passed.name).observe(passed.seconds)
 
     def _count_in(self, stage: Stage) -> int:
         """Return how many requests are in the stage ``stage`` now."""
@@ -179,8 +170,8 @@ class Accounts:
             self._count_input(session_id)
 
     def _count_input(self, session_id: str) -> None:
-        """Count the input of a session that was acknowledged since the last call."""
-        old, new = self._counted[session_id], self._acknowledged[session_id]
+        """Count the input of a session that was accepted since the last call."""
+        old, new = self._counted[session_id], self._sessions[session_id].received
         self._counted[session_id] = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
         if new.next_sequence_id > old.next_sequence_id:
@@ -198,8 +189,7 @@ class Accounts:
     def _session_ended(self, session: SessionIdentity) -> None:
         now = asyncio.get_running_loop().time()
         self._count_input(session.session_id)
-        timeline, received = self._sessions.pop(session.session_id), self._acknowledged.pop(session.session_id)
-        del self._counted[session.session_id]
+        timeline, received = self._sessions.pop(session.session_id), self._counted.pop(session.session_id)
         for request in timeline.unfinished.values():
             if request.stage is not None:
                 self._count_stage(request.stages(now)[-1])
@@ -271,7 +261,7 @@ def _times_of(timeline: RequestTimeline) -> dict[str, int]:
     return {name if name.endswith(("_ms", "_tokens")) else f"{name}_ms": value for name, value in told.items()}
 
 
-def _log_session(session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int) -> None:
+def _log_session(session: SessionIdentity, received: InputAccepted, *, seconds: float, requests: int) -> None:
     """Write the log line of a session that ended."""
     write_line(
         logger,

@@ -28,10 +28,11 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.ledger_entry import LedgerEntry
-from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.core.reorder import NONE_REORDERED, ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import TranscriptGuess, TranscriptOutput, TurnTimes
+from omni_ws.engine.base import TimedPart, TranscriptGuess, TranscriptOutput, TurnTimes
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,
@@ -57,18 +58,6 @@ STAGES: Final[tuple[Stage, ...]] = ("input", "queue", "engine")
 Step: TypeAlias = Literal[
     "opened", "policy_fired", "input_ended", "engine_started", "cancelled", "engine_ended", "withdrawn"
 ]
-
-
-class PassedStage(NamedTuple):
-    """A stage of a request with its times. For the stage under way, ``ended`` is the present time."""
-
-    stage: Stage
-    began: float
-    ended: float
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
 
 
 class PolicyStart(NamedTuple):
@@ -170,18 +159,32 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 
 
 class SessionTimeline:
-    """The time at which a session opened, and its requests so far."""
+    """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
+        self._input: InputStream | None = None
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
         self.request_count = 0
         #: Requests without a final, or on which the engine still works; in the order of their opening.
         self.unfinished: dict[str, RequestTimeline] = _NONE  # an idle session has no dict of its own
+
+    def receives(self, stream: InputStream) -> None:
+        """Note the stream that receives the input of the session."""
+        self._input = stream
+
+    @property
+    def received(self) -> InputAccepted:
+        """How much input has been accepted so far."""
+        stream = self._input
+        if stream is None:
+            return NO_INPUT
+        reorder = stream.reorder
+        return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
@@ -201,12 +204,9 @@ class SessionTimeline:
         if len(self.unplayed) > MAX_UNPLAYED:
             del self.unplayed[next(iter(self.unplayed))]
 
-    def played(self, request_id: str | None, when: float) -> None:
-        """Note that the answer to a request began to play at ``when``. Only the first call for each request counts.
-
-        Does nothing if ``request_id`` is None.
-        """
-        if request_id and self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
+    def played(self, request_id: str, when: float) -> None:
+        """Note that the answer to a request began to play at ``when``. Only the first call for each request counts."""
+        if self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
             request.mark_played(when)
 
 
@@ -280,16 +280,6 @@ class RequestTimeline:
     # reading
 
     @property
-    def input_ended(self) -> float | None:
-        """When all input had arrived."""
-        return self.times.input_ended
-
-    @property
-    def engine_began(self) -> float | None:
-        """When the engine got the request."""
-        return self.times.engine_started
-
-    @property
     def first_answer_modality(self) -> OutputModality | None:
         """The modality that the answer began with.
 
@@ -304,38 +294,34 @@ class RequestTimeline:
         """
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
-        return 0.0 if self.input_ended is None else max(0.0, began - self.input_ended)
+        ended = self.times.input_ended
+        return 0.0 if ended is None else max(0.0, began - ended)
 
     @property
     def stage(self) -> Stage | None:
         """The stage under way; None once the last stage has ended."""
-        if self.engine_began is not None:
+        if self.times.engine_started is not None:
             return "engine" if self.engine_end is None else None
         if self.outcome is not None or self.withdrawn:
             return None
         return "input" if self.policy is None else "queue"
 
-    def stages(self, now: float) -> list[PassedStage]:
+    def stages(self, now: float) -> list[TimedPart]:
         """Return the stages so far; the stage under way ends at ``now``."""
         ends = now if self.outcome is None else self.outcome.at
         if self.policy is None:
-            return [PassedStage("input", self.opened, ends)]
-        passed = [PassedStage("input", self.opened, self.policy.at)]
-        if self.engine_began is None:
-            return [*passed, PassedStage("queue", self.policy.at, ends)]
+            return [TimedPart("input", self.opened, ends)]
+        passed, started = [TimedPart("input", self.opened, self.policy.at)], self.times.engine_started
+        if started is None:
+            return [*passed, TimedPart("queue", self.policy.at, ends)]
         # A cut turn, which is only transcribed, may have its final before the engine gets it.
-        passed.append(PassedStage("queue", self.policy.at, min(ends, self.engine_began)))
-        return [*passed, PassedStage("engine", self.engine_began, self.engine_end.at if self.engine_end else now)]
+        passed.append(TimedPart("queue", self.policy.at, min(ends, started)))
+        return [*passed, TimedPart("engine", started, self.engine_end.at if self.engine_end else now)]
 
     @property
     def is_over(self) -> bool:
         """Whether the request has its final, or was withdrawn, and no engine works on it any more."""
         return (self.outcome is not None or self.withdrawn) and self.stage is None
-
-    @property
-    def reached_engine(self) -> bool:
-        """Whether the engine ever got the request."""
-        return self.engine_began is not None
 
     def wall_ns(self, when: float) -> int:
         """Return a time of this timeline in nanoseconds since 1970."""
@@ -497,16 +483,21 @@ class InputReceived(Struct, frozen=True):
     chunk: InputChunk
 
 
-class InputAcknowledged(Struct, frozen=True):
+class InputAccepted(Struct, frozen=True):
     """How much input of the session has been accepted in order so far, with duplicates and reordering.
 
     Everything below ``next_sequence_id`` has arrived; ``duplicates`` is the number of chunks dropped as duplicates.
+    Reported with each acknowledgement, but only to observers of every output; the others read
+    ``SessionTimeline.received``.
     """
 
     next_sequence_id: int
     received_bytes: int
     duplicates: int
     reordering: ReorderStatistics
+
+
+NO_INPUT: Final = InputAccepted(0, 0, 0, NONE_REORDERED)
 
 
 class OutputMade(Struct, frozen=True):
@@ -540,7 +531,7 @@ Observation: TypeAlias = (
     SessionOpened
     | SessionEnded
     | InputReceived
-    | InputAcknowledged
+    | InputAccepted
     | RequestProgress
     | OutputMade
     | OutputWritten
@@ -581,10 +572,12 @@ class Observers:
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
         """Report to ``observer`` from now on.
 
-        ``every_chunk``, ``every_output``: also report each chunk, and each output.
+        ``every_chunk``: also report each chunk. ``every_output``: also report each output and acknowledgement.
         """
         unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
-        self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
+        if not every_output:
+            unwanted |= {OutputMade, OutputWritten, InputAccepted}
+        self._unwanted[observer] = frozenset(unwanted)
         self._update()
 
     def remove(self, observer: Observer) -> None:

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from omni_ws.config.values import user_cache_folder
 from omni_ws.core.chunks import FinalChunk
-from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import COORDINATOR, EventRecorder
 from omni_ws.service.observing.observer import (
-    InputAcknowledged,
+    NO_INPUT,
+    InputAccepted,
     Observation,
     Observers,
     OutputMade,
@@ -214,14 +214,13 @@ class ProfileEvents:
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Record the events of an observation."""
         known = self._sessions.get(session.session_id)
-        if type(observation) is InputAcknowledged:  # by far the most frequent
+        if type(observation) is InputAccepted:  # by far the most frequent
             if known is not None:
                 known.acknowledge(observation)
             return
         match observation:
             case SessionOpened():
-                nothing = InputAcknowledged(0, 0, 0, NONE_REORDERED)
-                self._sessions[session.session_id] = _ProfiledSession(session, self._recorder, nothing)
+                self._sessions[session.session_id] = _ProfiledSession(session, self._recorder, NO_INPUT)
                 return
             case SessionEnded():
                 self._sessions.pop(session.session_id, None)
@@ -239,9 +238,7 @@ class _ProfiledSession:
     began, until the first acknowledgement.
     """
 
-    def __init__(
-        self, session: SessionIdentity, recorder: EventRecorder, acknowledged: InputAcknowledged | None
-    ) -> None:
+    def __init__(self, session: SessionIdentity, recorder: EventRecorder, acknowledged: InputAccepted | None) -> None:
         self._session = session
         self._recorder = recorder
         self._acknowledged = acknowledged
@@ -257,7 +254,7 @@ class _ProfiledSession:
             self._recorder.record(request_id, stage, name, metadata)
 
     def observe(self, observation: Observation) -> None:
-        """Record the events of an observation other than InputAcknowledged."""
+        """Record the events of an observation other than InputAccepted."""
         match observation:
             case OutputMade(chunk=chunk):
                 self._emit(
@@ -284,7 +281,7 @@ class _ProfiledSession:
                 self._ended(observation)
                 self._drop_if_over(timeline)
 
-    def acknowledge(self, new: InputAcknowledged) -> None:
+    def acknowledge(self, new: InputAccepted) -> None:
         """Record how much input was acknowledged since the last call."""
         request_id = self._newest
         old, self._acknowledged = self._acknowledged, new
@@ -356,9 +353,9 @@ class _ProfiledSession:
         timeline, final, error = ended.timeline, ended.outcome.final, ended.outcome.error
         request_id = timeline.request_id
         # Stages that the end cut short are closed, so that each event of a beginning has its end.
-        if timeline.input_ended is None:
+        if timeline.times.input_ended is None:
             self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
-        if timeline.policy is not None and not timeline.reached_engine:
+        if timeline.policy is not None and timeline.times.engine_started is None:
             self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
         self._emit(
             COORDINATOR,

@@ -40,7 +40,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from omni_ws import __version__
-from omni_ws.engine.base import TurnPart
+from omni_ws.engine.base import TimedPart
 from omni_ws.errors import EngineError
 from omni_ws.service import new_id
 from omni_ws.service.observing.accounts import incoming_trace
@@ -135,9 +135,8 @@ class RequestSpans:
             start_time=wall_ns(timeline.opened),
         )
         within = set_span_in_context(span, Context())
-        for passed in timeline.stages(timeline.now()):
-            stage = self._tracer.start_span(passed.stage, context=within, start_time=wall_ns(passed.began))
-            stage.end(wall_ns(passed.ended))
+        for stage in timeline.stages(timeline.now()):
+            self._part(timeline, stage, within)
         self._export_turn(session, timeline, within)
         for when, name, attributes in sorted(_events(timeline), key=itemgetter(0)):
             span.add_event(name, attributes, wall_ns(when))
@@ -167,7 +166,7 @@ class RequestSpans:
             if len(late) > MAX_UNPLAYED:
                 del late[next(iter(late))]
 
-    def _part(self, timeline: RequestTimeline, part: TurnPart, within: Context) -> None:
+    def _part(self, timeline: RequestTimeline, part: TimedPart, within: Context) -> None:
         span = self._tracer.start_span(part.name, context=within, start_time=timeline.wall_ns(part.began))
         span.end(timeline.wall_ns(part.ended))
 
@@ -215,8 +214,8 @@ def _events(timeline: RequestTimeline) -> Iterator[tuple[float, str, dict[str, s
     """Yield the steps that are not stages: their times, names and attributes."""
     if timeline.policy is not None:
         yield timeline.policy.at, "policy_fired", {"omni_ws.trigger": timeline.policy.trigger.value}
-    if timeline.input_ended is not None:
-        yield timeline.input_ended, "input_ended", {}
+    if (ended := timeline.times.input_ended) is not None:
+        yield ended, "input_ended", {}
     for modality, when in timeline.first_outputs.items():
         yield when, "first_output", {"omni_ws.modality": modality.value}
     for cancelled in timeline.cancellations:

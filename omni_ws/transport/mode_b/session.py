@@ -814,11 +814,10 @@ class InputProgress:
     @classmethod
     def of(cls, stream: InputStream) -> Self:
         """Return the record of a live session's input."""
-        received = stream.received()
         return cls(
-            next_sequence_id=received.next_sequence_id,
-            buffered_chunks=received.buffered_chunks,
-            received_bytes=received.received_bytes,
+            next_sequence_id=stream.reorder.next_sequence_id,
+            buffered_chunks=stream.buffered_chunks,
+            received_bytes=stream.received_bytes,
             duplicates=stream.duplicates,
             ended=stream.opened and stream.current is None,
             next_offset=None if stream.offsets is None else stream.offsets.next_offset,

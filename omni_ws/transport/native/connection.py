@@ -255,15 +255,13 @@ class Parsing(enum.Enum):
         any -> DISCARDED            the budget has no room for a message
     """
 
-    EARLY = "kept until there is a session"
     DIRECT = "frames are found here"
     LIBRARY = "the library parses them"
     DEPARTED = "the library parses them, for a closing frame only"
     DISCARDED = "dropped: the boundaries of frames are lost"
 
 
-# Found faster than a member of an enum.
-_EARLY: Final = Parsing.EARLY
+#: Found faster than a member of an enum.
 _DIRECT: Final = Parsing.DIRECT
 
 
@@ -293,7 +291,7 @@ class StreamConnection(PausedReading, ServerConnection):
         super().__init__(*arguments, **options)
         self._receiver: FrameReceiver | None = None
         self.heard_at = self.loop.time()
-        self._parsing = Parsing.EARLY
+        self._parsing = Parsing.DIRECT
         self._max_size = sys.maxsize
         #: Bytes that were read; those from ``_position`` on are not processed yet.
         self._pending = b""
@@ -309,7 +307,8 @@ class StreamConnection(PausedReading, ServerConnection):
         self._unwritten: Share | None = None
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._pauses = Pause.NONE
+        #: The transport is read until the first data, so that the end of a peer that sends nothing is noticed.
+        self._pauses = Pause.EARLY
         self._pass_scheduled = False
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
@@ -355,8 +354,7 @@ class StreamConnection(PausedReading, ServerConnection):
             return False
         before = len(self._pending)
         self._answer = self.loop.create_future()
-        if Pause.EARLY in self._pauses:  # to the next data alone
-            self.transport.resume_reading()
+        self.transport.resume_reading()  # to the next data alone
         self.transport.write(_CALL)
         try:
             async with asyncio.timeout(ANSWER_SEC):
@@ -438,12 +436,10 @@ class StreamConnection(PausedReading, ServerConnection):
             data = data[head:]
         if self._input_pace is not None and data and self._parsing is not Parsing.DEPARTED:
             self._keep_pace(self._input_pace(len(data)))
-        if self._pauses or self._parsing is _EARLY:
+        if self._pauses:
             self._pending += data
-            if data and self._parsing is _EARLY:
-                if Pause.EARLY in self._pauses:  # which ``answers`` waited for
-                    self._stop_reading()
-                self.pause_reading(Pause.EARLY)
+            if data:
+                self._stop_reading()  # which EARLY alone has not done
                 self._end_answer()
             return
         if self._incomplete:  # as in _process, but without another call for each frame

@@ -1,18 +1,14 @@
-"""Keep-alive pings of connections, and the timing of acknowledgements of their input."""
+"""Keep-alive pings of connections: who is pinged when, and who counts as gone."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 from omni_ws.config.model import StreamingInputConfig
-from omni_ws.core.input_stream import InputStream
-
-# Keep-alive: pings to a silent peer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,129 +148,3 @@ class PeerRounds:
 
 #: For peers that are not pinged.
 NO_PINGS: Final = PeerRounds(KeepAliveSettings(ping_interval=None, ping_timeout=None))
-
-
-# Acknowledgements of input.
-
-ACK_EVERY_CHUNKS: Final = 16
-ACK_DELAY_SEC: Final = 0.1
-#: A chunk that arrives this long before the acknowledgement is due brings it forward: a wake-up for the acknowledgement
-#: alone costs as much as a chunk.
-ACK_EARLY_SEC: Final = 0.025
-
-
-class Acknowledgements:
-    """Decides when one connection acknowledges its input: delayed and grouped, as in RFC 9000, section 13.2.
-
-    An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them,
-    whichever is first. Some events are acknowledged immediately: a duplicate, a filled gap, an end of the input, and
-    chunks that were discarded.
-
-    ``send`` is called when an acknowledgement is due. After each acknowledgement that is sent, for whatever reason,
-    ``sent`` must be called. ``wait`` must call ``acknowledge`` at the given time, if ``due_at`` is still that time: see
-    AcknowledgementClock.
-    """
-
-    __slots__ = ("_acknowledged", "_reorder", "_reported", "_send", "_stream", "_wait", "due_at")
-
-    def __init__(
-        self, stream: InputStream, wait: Callable[[float, Acknowledgements], None], send: Callable[[], None]
-    ) -> None:
-        self._stream = stream
-        self._reorder = stream.reorder
-        self._wait = wait
-        self._send = send
-        self.due_at = math.inf
-        #: ``next_sequence_id`` and ``notable_events`` of the stream at the last acknowledgement.
-        self._acknowledged = self._reorder.next_sequence_id
-        self._reported = stream.notable_events
-
-    def received(self, now: float) -> None:
-        """Acknowledge the frame that the stream processed at ``now``: immediately, or later together with others."""
-        chunks = self._reorder.next_sequence_id - self._acknowledged
-        if (
-            chunks >= ACK_EVERY_CHUNKS
-            or self._stream.notable_events != self._reported
-            or now + ACK_EARLY_SEC >= self.due_at
-        ):
-            self.acknowledge()
-        elif chunks and self.due_at == math.inf:
-            self.due_at = now + ACK_DELAY_SEC
-            self._wait(self.due_at, self)
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is anything to acknowledge."""
-        return self._reorder.next_sequence_id != self._acknowledged or self._stream.notable_events != self._reported
-
-    def acknowledge(self) -> None:
-        """Send an acknowledgement now, if there is anything to acknowledge."""
-        self.due_at = math.inf
-        if self.pending:
-            self._send()
-
-    def sent(self) -> None:
-        """Note that an acknowledgement of everything that the stream has received was sent."""
-        self._acknowledged = self._reorder.next_sequence_id
-        self._reported = self._stream.notable_events
-
-    def stop(self) -> None:
-        """Cancel the acknowledgement that is due, as the connection has ended."""
-        self.due_at = math.inf
-
-
-#: The interval at which sessions in a store acknowledge, so that they share the commits before their acknowledgements.
-KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
-
-
-class GroupedAcknowledgements(Acknowledgements):
-    """Acknowledgements that all sessions send at the same moments.
-
-    Input is committed to the store before it is acknowledged. Sessions that acknowledge together share a commit.
-    """
-
-    __slots__ = ()
-
-    def received(self, now: float) -> None:
-        chunks = self._reorder.next_sequence_id - self._acknowledged
-        if chunks >= ACK_EVERY_CHUNKS or self._stream.notable_events != self._reported:
-            self.acknowledge()
-        elif chunks and self.due_at == math.inf:
-            self.due_at = math.ceil(now / KEPT_ACK_STEP_SEC) * KEPT_ACK_STEP_SEC
-            self._wait(self.due_at, self)
-
-
-class AcknowledgementClock:
-    """A shared timer that sends the delayed acknowledgements of all connections of a server.
-
-    The delay is the same for all connections, so that the first to wait is the first to be due. Nearly every
-    acknowledgement is sent earlier, with a chunk, and no timer is cancelled or armed for that: an entry whose time has
-    changed is skipped.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Acknowledgements]] = deque()
-        self._armed = False
-
-    def wait(self, when: float, waiting: Acknowledgements) -> None:
-        """Call ``waiting.acknowledge`` at ``when``, unless its ``due_at`` has changed by then."""
-        self._waiting.append((when, waiting))
-        if not self._armed:
-            self._arm(when)
-
-    def _arm(self, when: float) -> None:
-        self._armed = True
-        asyncio.get_running_loop().call_at(when, self._on_timer, when)
-
-    def _on_timer(self, due: float) -> None:
-        self._armed = False
-        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
-        now = max(asyncio.get_running_loop().time(), due)
-        while self._waiting:
-            when, waiting = self._waiting[0]
-            if waiting.due_at == when:
-                if when > now:
-                    self._arm(when)
-                    return
-                waiting.acknowledge()
-            self._waiting.popleft()

@@ -562,7 +562,6 @@ class RealtimeConnection(SoleConnection):
         except Exception as error:
             self._session.end(unexpected(error, where="the input of a Realtime session"))
         self._conversation.stream.touch(now=heard_at)
-        self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
 
     @property

@@ -268,7 +268,6 @@ class PhoneCall(SoleConnection):
         if audio:
             chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms)
             self._conversation.receive_chunk(chunk, now=self._connection.heard_at)
-            self._conversation.take_ack()  # a call has no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
 
     def _press(self, key: str) -> None:
@@ -314,7 +313,6 @@ class PhoneCall(SoleConnection):
         try:
             if conversation.receiving is not None:
                 conversation.receive_chunk(text, now=self._loop.time())
-                conversation.take_ack()
                 return
             conversation.respond([text], conversation.configuration.effective)
         except OmniError as error:

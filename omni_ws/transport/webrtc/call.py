@@ -177,7 +177,6 @@ class Call(RealtimeConnection):
         except Exception as error:
             self._session.end(unexpected(error, where="the audio of a call"))
         self._conversation.stream.touch(now=now)
-        self._conversation.take_ack()
         self._pause_if_blocked()
 
     def _pause_if_blocked(self) -> None:

@@ -640,7 +640,6 @@ class WyomingConnection(SoleConnection):
     def _take(self, chunk: InputChunk) -> None:
         self._conversation.configuration.check_chunk(chunk)
         self._conversation.receive_chunk(chunk, now=self._link.heard_at)
-        self._conversation.take_ack()  # the metrics count input by them
 
     def _hear(self, event: WyomingEvent) -> None:
         """Take audio of a satellite, or audio to be transcribed. Ignores audio that was not announced."""

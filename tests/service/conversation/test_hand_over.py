@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from support.made_requests import give_input, make_request
 
-from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, OutputSequencer, Usage
+from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, Usage
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import (
@@ -31,7 +31,7 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
 from omni_ws.service.conversation.answer_writer import AnswerWriter
-from omni_ws.service.conversation.output_log import COALESCE_SEC, Attachment, OutputLog, ServerMessage
+from omni_ws.service.conversation.output_log import COALESCE_SEC, Attachment, OutputLog, OutputSequencer, ServerMessage
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession

@@ -17,6 +17,7 @@ from omni_ws.service.conversation.output_log import (
     MESSAGE_OVERHEAD_BYTES,
     Attachment,
     OutputLog,
+    OutputSequencer,
     ServerMessage,
     StoredBytes,
 )
@@ -460,3 +461,32 @@ async def test_readers_skip_what_was_discarded() -> None:
     assert await log.get(0) == (3, FINAL)
     log.finish()
     assert await log.get(3) is None
+
+
+# Numbers of output.
+
+
+def test_numbers_run_through_all_requests() -> None:
+    sequencer = OutputSequencer()
+    sequencer.open("req_a")
+    sequencer.open("req_b")
+    assert [sequencer.take_number(name) for name in ("req_a", "req_b", "req_a")] == [0, 1, 2]
+    assert sequencer.take_last_number("req_a") == 3
+    assert sequencer.take_number("req_b") == 4
+    assert sequencer.next_sequence_id == 5
+
+
+def test_nothing_follows_the_final() -> None:
+    sequencer = OutputSequencer()
+    sequencer.open("req_a")
+    sequencer.take_last_number("req_a")
+    with pytest.raises(RuntimeError, match="req_a"):
+        sequencer.take_number("req_a")
+    with pytest.raises(RuntimeError, match="req_a"):
+        sequencer.take_last_number("req_a")
+    assert sequencer.next_sequence_id == 1
+
+
+def test_a_request_must_be_open() -> None:
+    with pytest.raises(RuntimeError, match="not open"):
+        OutputSequencer().take_number("req_a")

@@ -158,10 +158,10 @@ def test_a_request_that_ends_early_has_the_stages_it_reached() -> None:
     error = EngineFailed("broken")
     bench.end(refused, error)
     bench.end(queued)
-    assert [passed.stage for passed in refused.stages(bench.clock)] == ["input"]
-    assert [passed.stage for passed in queued.stages(bench.clock)] == ["input", "queue"]
-    assert not refused.reached_engine
-    assert not queued.reached_engine
+    assert [passed.name for passed in refused.stages(bench.clock)] == ["input"]
+    assert [passed.name for passed in queued.stages(bench.clock)] == ["input", "queue"]
+    assert refused.times.engine_started is None
+    assert queued.times.engine_started is None
     assert refused.outcome is not None
     assert refused.outcome.error is error
     assert bench.session.timeline.request_count == 2

@@ -71,7 +71,7 @@ async def test_the_life_of_a_request_over_a_websocket() -> None:
             await client.say("hello")
             await client.answer()
         await server.until(lambda: "SessionEnded" in recorded.names)
-    expected = ["SessionOpened", "InputReceived", "OPENED", "POLICY_FIRED", "InputAcknowledged", "INPUT_ENDED"]
+    expected = ["SessionOpened", "InputReceived", "OPENED", "POLICY_FIRED", "InputAccepted", "INPUT_ENDED"]
     assert recorded.names[:6] == expected
     rest = [
         "ENGINE_STARTED",
@@ -82,7 +82,7 @@ async def test_the_life_of_a_request_over_a_websocket() -> None:
         "OutputWritten",
         "SessionEnded",
     ]
-    assert sorted(set(recorded.names[6:]) - {"InputAcknowledged"}) == sorted(rest)
+    assert sorted(set(recorded.names[6:]) - {"InputAccepted"}) == sorted(rest)
     (identity,) = {session for session, _ in recorded.observed}
     assert (identity.session_id, identity.origin) == (client.created["session_id"], observer.Origin.WEBSOCKET)
 

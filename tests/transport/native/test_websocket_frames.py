@@ -33,6 +33,8 @@ class RecordingTransport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.ended = False
+        #: Whether the socket is read.
+        self.reads = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -53,10 +55,10 @@ class RecordingTransport(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        pass
+        self.reads = False
 
     def resume_reading(self) -> None:
-        pass
+        self.reads = True
 
 
 class OneServer:
@@ -106,11 +108,18 @@ class Recorder:
 class Session:
     """A connection with its handshake done. What comes ``early`` comes before there is a session to receive it.
 
-    ``by_library``: the library takes the frames apart, as it does where extensions are in use.
+    ``rests``: the session has no room when it comes. ``by_library``: the library takes the frames apart, as it does
+    where extensions are in use.
     """
 
     def __init__(
-        self, *, early: bytes = b"", with_head: bytes = b"", deflate: bool = False, by_library: bool = False
+        self,
+        *,
+        early: bytes = b"",
+        with_head: bytes = b"",
+        deflate: bool = False,
+        by_library: bool = False,
+        rests: bool = False,
     ) -> None:
         extensions = [ServerPerMessageDeflateFactory()] if deflate else None
         self.protocol = ServerProtocol(max_size=MAX_SIZE, extensions=extensions)
@@ -131,6 +140,8 @@ class Session:
         self.transport.written = b""
         self.recorder = Recorder()
         self.protocol.debug = by_library
+        if rests:
+            self.connection.pause_reading(Pause.SESSION)
         self.connection.attach(self.recorder)
 
     async def settle(self, byte_count: int = 0) -> None:
@@ -333,3 +344,15 @@ async def test_what_came_early_comes_in_order() -> None:
     session.connection.data_received(TEXT[4:])
     await session.settle()
     assert session.recorder.messages == [(b'{"type":"finish"}', True), (b"second", False), (b'{"type":"finish"}', True)]
+
+
+async def test_what_comes_before_the_session_and_while_it_rests_stops_the_reading() -> None:
+    session = Session(rests=True)
+    session.connection.data_received(TEXT)
+    assert (session.transport.reads, session.recorder.messages) == (False, [])
+    session.connection.resume_reading(Pause.SESSION)
+    await session.settle()
+    assert (session.transport.reads, len(session.recorder.messages)) == (True, 1)
+    waiting = Session(early=TEXT)
+    await waiting.settle()
+    assert (waiting.transport.reads, len(waiting.recorder.messages)) == (True, 1)
