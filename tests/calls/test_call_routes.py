@@ -254,9 +254,11 @@ async def test_one_sound_is_made_at_a_time_also_for_clients_that_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
+    files: list[BinaryIO] = []
     begun, go_on = threading.Event(), threading.Event()
 
     def made_slowly(reading: CallReading, target: BinaryIO) -> None:
+        files.append(target)
         made.append("begin")
         begun.set()
         assert go_on.wait(PATIENCE_SEC)
@@ -276,3 +278,4 @@ async def test_one_sound_is_made_at_a_time_also_for_clients_that_went(
             go_on.set()
             assert (await client.response()).status == 200
     assert made in (["begin", "end"], ["begin", "end"] * 2)
+    assert all(file.closed for file in files)

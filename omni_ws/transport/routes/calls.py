@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -392,10 +393,7 @@ class CallRoutes(FrontEnd):
 
     async def _read(self, read: Callable[[], T]) -> T:
         """Read a recording in this object's own thread. Raises NotFound if the recording is removed meanwhile."""
-        try:
-            return await asyncio.wrap_future(self._thread.submit(read))
-        except FileNotFoundError:
-            raise NotFound("there is no recorded call with this id") from None
+        return await _result(self._thread.submit(read))
 
     @asynccontextmanager
     async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
@@ -432,8 +430,12 @@ class CallRoutes(FrontEnd):
                 file.close()
                 raise
 
+        made = self._thread.submit(make)
         try:
-            return await self._read(make)
+            return await _result(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_drop_made)  # the thread goes on, for nobody
+            raise
         except OSError as error:
             raise EngineOverloaded(f"the sound of the call cannot be written: {error.strerror}") from None
 
@@ -444,6 +446,19 @@ class CallRoutes(FrontEnd):
         for sound in self._sounds.values():
             sound.drop()
         self._sounds.clear()
+
+
+async def _result(work: Future[T]) -> T:
+    """Return the result of reading a recording. Raises NotFound if the recording was removed meanwhile."""
+    try:
+        return await asyncio.wrap_future(work)
+    except FileNotFoundError:
+        raise NotFound("there is no recorded call with this id") from None
+
+
+def _drop_made(made: Future[_File]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().drop()
 
 
 def _listed(folder: CallFolder) -> list[dict[str, Any]]:
