@@ -73,7 +73,22 @@ EVENTS: list[dict[str, Any]] = [
 ]
 #: In place of a value: there is none.
 LEFT_OUT = object()
-WRONG: tuple[Any, ...] = (LEFT_OUT, None, True, -1, 1e300, "", "\0", [], [[]], [None], {}, {"a": {}}, {"type": {}}, {"type": []})
+WRONG: tuple[Any, ...] = (
+    LEFT_OUT,
+    None,
+    True,
+    -1,
+    1e300,
+    "",
+    "\0",
+    [],
+    [[]],
+    [None],
+    {},
+    {"a": {}},
+    {"type": {}},
+    {"type": []},
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
