@@ -349,9 +349,10 @@ class Plugin:
             outcome = self._failure(item)
             if outcome and INERT.is_refused:
                 outcome += " (the session refuses other values, too)"
-            self.outcomes[name] = self.outcomes.get(name) or outcome
             INERT.begin("")
-            print(f"{name}: {self.outcomes[name] or 'not noticed'}", flush=True)
+            if outcome and not self.outcomes.get(name):
+                print(f"{name}: {outcome}", flush=True)
+            self.outcomes[name] = self.outcomes.get(name) or outcome
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
