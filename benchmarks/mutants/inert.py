@@ -280,7 +280,7 @@ class Inert:
 INERT: Final = Inert()
 
 
-def plant() -> None:
+def plant(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Put ``INERT`` between all sessions of this process and their clients."""
 
     def handled(handle: Any, self: Any, fields: Mapping[str, Any], now: float) -> None:
@@ -317,7 +317,7 @@ def plant() -> None:
         (requests, "_split_query", parameters),
         (connections.RealtimeConnection, "_send", sent),
     ):
-        setattr(place, name, _around(around, getattr(place, name)))
+        put(place, name, _around(around, getattr(place, name)))
 
 
 def _around(function: Any, before: Any) -> Any:
