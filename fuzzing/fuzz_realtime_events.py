@@ -39,12 +39,17 @@ with harness.instrumented():
     from omni_ws.wire.realtime_session import (
         RealtimeAbilities,
         SessionFields,
+        TranslationAbilities,
+        TranslationFields,
         merged_session,
+        merged_translation,
         read_client_secret,
         read_response,
         response_config,
         session_config,
         session_object,
+        translation_config,
+        translation_object,
     )
     from omni_ws.wire.session_config import SessionConfig, effective, merge
 
@@ -68,6 +73,9 @@ _UNABLE = RealtimeAbilities(
     cleans_audio=False,
     temperature=False,
     max_tokens=False,
+)
+_INTERPRETER = TranslationAbilities(
+    speech_languages=frozenset({"en"}), voice_languages={"anna": "de"}, max_tokens=True, cleans_audio=True
 )
 _FUNCTION = {"type": "function", "name": "find", "description": "Finds it.", "parameters": {"type": "object"}}
 _MESSAGE = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
@@ -100,6 +108,13 @@ TYPED: tuple[dict[str, Any], ...] = (
             "tool_choice": {"type": "function", "name": "find"},
             "max_output_tokens": 100,
             "temperature": 0.8,
+            "parallel_tool_calls": False,
+            "reasoning": {"effort": "low"},
+            "truncation": {
+                "type": "retention_ratio",
+                "retention_ratio": 0.5,
+                "token_limits": {"post_instructions": 1000},
+            },
         },
     },
     {"type": "session.update", "session": {"turn_detection": {"type": "semantic_vad", "eagerness": "low"}}},
@@ -204,6 +219,16 @@ TYPED: tuple[dict[str, Any], ...] = (
     {"type": "session.thinking.append", "delegation_id": "item_1", "content": "Asked."},
     {"type": "session.instructions.append", "delegation_id": None, "content": "Speak English."},
     {"type": "session.input_audio.append", "audio": "AAECAw=="},
+    {
+        "type": "session.update",
+        "session": {
+            "type": "translation",
+            "audio": {
+                "input": {"transcription": {"model": "any"}, "noise_reduction": {"type": "far_field"}},
+                "output": {"language": "de-AT"},
+            },
+        },
+    },
 )
 #: What a value may be changed to.
 _ODD: tuple[Any, ...] = (
@@ -232,7 +257,7 @@ def check(data: bytes) -> None:
     except InvalidRequest as error:
         _can_be_told(error)
         return
-    for reads in (_read_realtime, _read_live):
+    for reads in (_read_realtime, _read_translation, _read_live):
         try:
             reads(event)
         except InvalidRequest as error:
@@ -311,6 +336,14 @@ def _in_effect(fields: Mapping[str, Any]) -> SessionConfig:
     config = effective(merge({}, fields))
     check_tools(config.tools, config.tool_choice)
     return config
+
+
+def _read_translation(event: Mapping[str, Any]) -> None:
+    if event["type"] == "session.update":
+        session = merged_translation(TranslationFields(), object_field(event, "session"))
+        assert merged_translation(session, {}) == session
+        _in_effect(translation_config(session, _INTERPRETER))
+        assert encode_event(translation_object(session, session_id="sess_1", model="any", expires_at=1))
 
 
 def _read_live(event: Mapping[str, Any]) -> None:

@@ -118,7 +118,8 @@ _PARITY_HEAD: Final = """\
 Every event and field that the types of OpenAI's Python package have, and what becomes of it in
 [`/v1/realtime`](realtime.md).
 
-- *acts*: it does what OpenAI documents. Where the engine lacks what it needs, it is not in effect.
+- *acts*: it does what OpenAI documents, and `realtime_parity.toml` names the test that fails if it does not. Where the
+  engine lacks what it needs, it is not in effect.
 - *not in effect*: it is taken and, in the session, shown as it was given. The event that answers (`session.updated`,
   `response.created`, `conversation.item.added`) says so in `warnings`, an extension: a list of `code`
   (`not_in_effect`), `message` and `param`. The same holds for everything below it. An event of the server, or a field

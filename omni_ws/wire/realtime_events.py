@@ -60,6 +60,7 @@ _TEXTS: Final = {
     "parallel_tool_calls": "{path} must be true or false",
     "truncation.retention_ratio": "{path} must be a number from 0 to 1",
     "truncation.token_limits.post_instructions": "{path} must be a whole number, 1 or more",
+    "truncation.type": "{path} must be retention_ratio",
     "truncation": "{path} must be auto, disabled or an object of the type retention_ratio",
     "output_modalities": "output_modalities must be a list of text or audio",
     "tools": "tools must be a list of objects",
@@ -97,14 +98,15 @@ def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         name, text = place_and_text(error)
-        if text.startswith("Object missing"):  # null is treated as a missing object
+        is_missing = text.startswith("Object missing")
+        if is_missing and "." not in name:  # null is treated as a missing object
             return read({**value, name: None}, kind, place)
         whole = name.partition("[")[0]
         if whole in _TEXTS:
             path = f"{place}.{whole}".strip(".")
             raise InvalidValue(_TEXTS[whole].format(path=path), param=path) from None
         path = f"{place}.{name}".strip(".")
-        raise InvalidValue(f"{path} {_wrong(text)}", param=path) from None
+        raise InvalidValue(f"{path} {'is missing' if is_missing else _wrong(text)}", param=path) from None
 
 
 def optional_id(value: Any, place: str) -> str | None:

@@ -307,6 +307,7 @@ class Conversation:
     def tell(self, telling: Telling) -> None:
         """Queue a telling, which the assistant says at the next pause; see ``telling``. Raises EngineOverloaded."""
         self.unasked.tellings.put(telling)
+        self.unasked.note_news()
         self.unasked.note_quiet(self._now())
 
     def note(self, text: str, role: str) -> None:
@@ -319,6 +320,7 @@ class Conversation:
             self.configure({"instructions": "\n\n".join(rules)})
         else:
             self.unasked.tellings.know(FACT + text if role == "user" else text, role)
+            self.unasked.note_news()
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.

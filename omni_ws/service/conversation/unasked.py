@@ -62,8 +62,18 @@ class Unasked:
         self.murmurs = Murmurs(conversation, self.language)
         #: The request of the latest filler.
         self._filler: str | None = None
-        #: Whether only async tools work, so that no filler comes after the first one.
+        #: Whether only async tools work, so that no filler comes after the first one; and when that one comes.
         self._one_filler = False
+        self._acknowledged_sec = FIRST_FILLER_SEC
+
+    def acknowledge_after(self, seconds: float) -> None:
+        """Say the filler of async tools so long after their calls, if the model has said nothing with them."""
+        self._acknowledged_sec = seconds
+
+    def note_news(self) -> None:
+        """Note that there is something new to tell or to know: that async tools work need not be said any more."""
+        if self._one_filler:
+            self._remarks.stop_fillers()
 
     def takes(self, result: InputChunk) -> bool:
         """If ``result`` is that of an async tool, queue it as a telling.
@@ -123,7 +133,10 @@ class Unasked:
             awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
             self._one_filler = not awaited
             if awaited or not spoken:
-                self._remarks.call(awaited or [call.id for call in later], spoken=spoken)
+                working, first_sec = awaited, FIRST_FILLER_SEC
+                if not awaited:
+                    working, first_sec = [call.id for call in later], self._acknowledged_sec
+                self._remarks.call(working, spoken=spoken, first_sec=first_sec)
 
     def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
         """Return whether none of these calls still waits for its result."""
@@ -243,13 +256,13 @@ class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
     ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, the first filler is said
-    FIRST_FILLER_SEC after the call, unless the model said something itself; each further one NEXT_FILLER_SEC after
+    ``first_sec`` after the call, unless the model said something itself; each further one NEXT_FILLER_SEC after
     anybody last spoke. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
 
-    __slots__ = ("_asked", "_fillers", "_is_done", "_said", "_since", "_turn", "_working")
+    __slots__ = ("_asked", "_fillers", "_first_sec", "_is_done", "_said", "_since", "_turn", "_working")
 
     def __init__(self, is_done: Callable[[str], bool]) -> None:
         self._is_done = is_done
@@ -260,6 +273,7 @@ class Remarks:
         #: The fillers for these calls so far, and whether the user heard or said anything since the calls.
         self._fillers = 0
         self._said = False
+        self._first_sec = FIRST_FILLER_SEC
         #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
@@ -275,10 +289,10 @@ class Remarks:
         if by_user:
             self._asked, self._said = False, True
 
-    def call(self, call_ids: Iterable[str], *, spoken: bool) -> None:
+    def call(self, call_ids: Iterable[str], *, spoken: bool, first_sec: float = FIRST_FILLER_SEC) -> None:
         """Note that an answer has ended with these tool calls; ``spoken``: the answer also had words."""
         self._working.update(dict.fromkeys(call_ids))
-        self._fillers, self._said = 0, spoken
+        self._fillers, self._said, self._first_sec = 0, spoken, first_sec
 
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
@@ -292,7 +306,7 @@ class Remarks:
         if since is None:
             return None
         if self._working and self._fillers < MOST_FILLERS:
-            return since + (NEXT_FILLER_SEC if self._said else FIRST_FILLER_SEC), StartTrigger.FILLER
+            return since + (NEXT_FILLER_SEC if self._said else self._first_sec), StartTrigger.FILLER
         if idle is None or not idle.after_sec:
             return None
         wait = idle.closes_after_sec if self._asked else idle.after_sec

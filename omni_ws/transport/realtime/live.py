@@ -317,6 +317,7 @@ class LiveDialect(SessionDialect):
         conversation.ledger.play_at_once()
         conversation.ledger.place(start.messages() if forked is None else forked.messages)
         self.start_fields, self._delegations = start, delegations
+        self._set_acknowledgement()
         if start.store and self._session.recording is not None and self._session.recording.has_sound:
             self._session.recording.store()
         self._audio = self._media or audio_of(start.format)
@@ -357,6 +358,11 @@ class LiveDialect(SessionDialect):
             return ResponsesDelegations(self, wanted)
         assert isinstance(wanted, ClientDelegation)
         return ClientDelegations(self, wanted)
+
+    def _set_acknowledgement(self) -> None:
+        """Have work that the model hands over without a word acknowledged as soon as the client wants."""
+        if (delay_ms := self._delegations.shown.acknowledgement_delay_ms) is not None:
+            self.conversation.unasked.acknowledge_after(delay_ms / 1000)
 
     def end(self, reason: str, event_id: str | None = None) -> None:
         """Send ``session.closed``, and end the session. Commentary that was not said by then is refused."""
@@ -414,6 +420,7 @@ class LiveDialect(SessionDialect):
                 update = read_update(object_field(fields, "session"))
                 if update.delegation is not None:
                     self._delegations.update(update.delegation)
+                    self._set_acknowledgement()
                 self.send([_answering({"type": "session.updated", "session": self.resource()}, event_id)])
             case "session.output_audio.fixture.play":
                 self._fixture.play(fields, event_id)

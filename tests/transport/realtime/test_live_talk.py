@@ -340,6 +340,42 @@ async def test_work_is_handed_over_and_told_once_while_the_talk_goes_on() -> Non
         assert len(client.seen("session.delegation.created")) == 1
 
 
+@pytest.mark.parametrize(("delay_ms", "expected_ms"), [(None, 1500), (0, 0), (4000, 4000)])
+async def test_work_that_is_handed_over_without_a_word_is_acknowledged(delay_ms: int | None, expected_ms: int) -> None:
+    engine = Talker("Where is my parcel?", reply=lambda said: delegates("") if "parcel" in said else spoken(said))
+    delegation = {"type": "client", **({} if delay_ms is None else {"acknowledgement_delay_ms": delay_ms})}
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.send("session.update", session={"delegation": delegation})
+        await client.speak()
+        handed_over = (await client.until("session.delegation.created"))["offset_ms"]
+        await client.take_for(20)
+        assert client.said() == "One moment."
+        said = client.seen("session.output_transcript.delta")[0]["start_ms"]
+        assert said - handed_over == pytest.approx(expected_ms, abs=101)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("commentary", "It is in Lisbon."), ("thinking", ""), ("instructions", "One moment.")]
+)
+async def test_news_of_the_work_come_in_place_of_its_acknowledgement(kind: str, told: str) -> None:
+    def reply(said: str) -> Iterable[Any]:
+        if "parcel?" in said:
+            return delegates("")
+        return spoken("It is in Lisbon." if "Lisbon" in said else said)
+
+    engine = Talker("Where is my parcel?", reply=reply)
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.speak()
+        await client.until("session.delegation.created")
+        delegation_id = "call_1" if kind == "commentary" else None
+        content = "The parcel is in Lisbon."
+        await client.send(f"session.{kind}.append", delegation_id=delegation_id, content=content)
+        await client.take_for(20)
+        assert client.said() == told
+
+
 async def test_an_interrupted_answer_hands_nothing_over() -> None:
     """The call comes at the end of an answer that is cancelled before."""
     replies = iter((delegates(SIX), spoken("Fine.")))

@@ -496,6 +496,8 @@ async def test_a_limit_beyond_that_of_the_server_is_told() -> None:
             assert ("warnings" in client.received[-1]) is warned
         for wrong, param in (
             ("never", "truncation"),
+            ({"type": "never", "retention_ratio": 1}, "truncation.type"),
+            ({"type": "retention_ratio"}, "truncation.retention_ratio"),
             ({"type": "retention_ratio", "retention_ratio": 1.01}, "truncation.retention_ratio"),
             (
                 {"type": "retention_ratio", "retention_ratio": 1, "token_limits": {"post_instructions": 0}},

@@ -15,6 +15,7 @@ from support.live_server import live_server
 from support.openai_realtime_names import openai_names
 from support.realtime_client import failed, realtime_client, text_of
 
+from benchmarks.mutants.inert import INERT, plant
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.transport.realtime.effects import MAX_WARNINGS
 from omni_ws.wire.realtime_events import (
@@ -76,6 +77,22 @@ def test_what_acts_names_a_test() -> None:
             if not path.is_file() or test not in functions_of(path):
                 missing.append((name, verdict.acts))
     assert missing == []
+
+
+@pytest.mark.parametrize("name", ["", "session.instructions", "response.tools.description", "server.response.status"])
+async def test_a_name_may_be_made_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown, and does nothing: what ``python -m benchmarks.mutants.inert`` runs the tests of the table with."""
+    plant(monkeypatch.setattr)
+    INERT.begin(name)
+    engine = CapableEngine([said("yes")])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        assert (await client.update(instructions="Be brief."))["instructions"] == "Be brief."
+        await client.say("Is it so?")
+        response = await client.respond(tools=[{"type": "function", "name": "find", "description": "Finds."}])
+    (request,) = engine.requests
+    assert bool(request.instructions) is (name != "session.instructions")
+    assert ("description" in request.tools[0]["function"]) is (name != "response.tools.description")
+    assert (response["status"] == "completed") is (name != "server.response.status")
 
 
 # What has no effect.

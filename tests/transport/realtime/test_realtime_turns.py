@@ -80,6 +80,7 @@ async def test_a_detected_turn_is_an_item_and_is_answered() -> None:
             "conversation.item.done",
             "response.done",
         ]
+        assert client.seen("rate_limits.updated")[0]["rate_limits"] == []
         (started,) = client.seen("input_audio_buffer.speech_started")
         (completed,) = client.seen("conversation.item.input_audio_transcription.completed")
         place = {"item_id": started["item_id"], "content_index": 0}

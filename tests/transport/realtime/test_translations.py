@@ -183,6 +183,7 @@ async def test_wrong_events_are_refused_by_name_and_the_session_goes_on() -> Non
             ("session.update", {"session": {"audio": {"output": {"language": "fr"}}}}, "session.audio.output.language"),
             ("session.update", {"session": {"audio": {"output": {"language": 5}}}}, "session.audio.output.language"),
             ("session.update", {"session": {"audio": {"input": {"transcription": {"model": 5}}}}}, "session.audio"),
+            ("session.update", {"session": {"audio": {"input": {"transcription": {}}}}}, "session.audio"),
             ("session.update", {"session": {"type": "realtime"}}, "session.type"),
             ("session.input_audio_buffer.append", {"audio": "!"}, "audio"),
             ("session.input_audio_buffer.append", {"audio": "AAAA"}, "audio"),
