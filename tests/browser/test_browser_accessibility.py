@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, RetortEngine, WordEngine
+from support.scripted_engines import ReadingEngine, RetortEngine, WordEngine
 
 from omni_ws.engine.composed.engine import ComposedEngine
 

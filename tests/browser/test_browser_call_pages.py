@@ -19,9 +19,9 @@ from support.call_sound import NoiseEngine
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
-from support.part_engines import ToneEngine
 from support.raw_http import raw_client, request
 from support.recordings import recordings
+from support.scripted_engines import ToneEngine
 
 from omni_ws.config.keys import ApiKey, digest
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.part_engines import ReadingEngine, ToolCallingEngine
 from support.realtime_client import realtime_client, text_of
+from support.scripted_engines import HearingEngine, ReadingEngine, ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
 from omni_ws.config.keys import ApiKey, digest

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.part_engines import ActingEngine
+from support.scripted_engines import ActingEngine
 
 from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
 from omni_ws.calls.files import describe, write_wav

@@ -13,8 +13,8 @@ from typing import Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
-from support.part_engines import ActingEngine
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput

@@ -21,7 +21,7 @@ from support.engine_answers import (
     request_of,
 )
 from support.engine_answers import text as typed
-from support.part_engines import SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
+from support.scripted_engines import SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.token_engine import TokenEngine
 from support.until import until
 

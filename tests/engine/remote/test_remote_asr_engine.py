@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import Input, answered, audio, open_input, request_of, streamed
-from support.part_engines import RetortEngine
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import RetortEngine
 from support.scripted_upstream import (
     SSE,
     Answer,

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from support.clause_voices import ClauseVoice
 from support.moving_session import chunks_of, final_of, text_told, told
-from support.part_engines import RetortEngine, ToolCallingEngine, WordEngine
+from support.scripted_engines import RetortEngine, ToolCallingEngine, WordEngine
 from support.voices import need
 
 from omni_ws.audio.codec import AudioDecoder

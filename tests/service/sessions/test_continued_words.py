@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.clause_voices import Telling, WordyVoice
 from support.moving_session import chunks_of, final_of, told
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Word
 from omni_ws.engine.composed.engine import ComposedEngine

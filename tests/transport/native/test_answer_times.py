@@ -15,8 +15,8 @@ from support.event_stream import DONE, events_of
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
 from support.raw_http import post
+from support.scripted_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
 
 from omni_ws.client import Final, connect
 from omni_ws.core.chunks import (

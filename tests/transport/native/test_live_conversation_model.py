@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 import pytest
-from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.native_client import Guarantees, NativeClient, connecting
+from support.scripted_engines import HearingEngine
 from support.weighed import weighed
 from websockets.exceptions import ConnectionClosed
 

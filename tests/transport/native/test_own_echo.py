@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.echoing_client import EchoingClient, Room
 from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.native_client import native_client
+from support.scripted_engines import HearingEngine
 from support.speech_clips import SAMPLE_RATE, clip_samples
 
 from omni_ws.audio.container import media_type

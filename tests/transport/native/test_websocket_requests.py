@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine
 from support.embedded_engine import EmbeddedEngine
 from support.event_stream import events_of
 from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import post
+from support.scripted_engines import CapableEngine
 from support.speech_clips import clip_bytes
 from support.weighed import weighed
 

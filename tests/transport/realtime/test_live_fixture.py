@@ -12,7 +12,7 @@ import pytest
 from support.inline_workers import inline
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
-from support.live_talker import Talker, delegates, spoken
+from support.scripted_engines import Talker, delegates, spoken
 
 from omni_ws.transport.realtime.live_parts import (
     LEAD_MS,

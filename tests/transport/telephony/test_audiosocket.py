@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support import inline_workers
 from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
-from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, inline
 from support.judges import ScriptedJudge
 from support.live_server import live_server
 from support.scrape import read
+from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey, digest

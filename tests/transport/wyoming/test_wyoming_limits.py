@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine, takes
 from support.inline_workers import inline, loud, quiet
 from support.live_server import live_server
 from support.recordings import events, lines, recordings
+from support.scripted_engines import HearingEngine, takes
 from support.wyoming_peer import ON, AudioChunk, AudioStart, front_end, peer
 from wyoming.asr import Transcript
 from wyoming.info import Describe
