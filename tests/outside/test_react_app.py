@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 from support.accessibility import load_axe, violations
 from support.chromium import demo_page
+from support.file_server import page_server
 from support.live_server import live_server
 from support.outside import run_outside, tool
-from support.page_server import page_server
 from support.scripted_engines import HearingEngine, spoken
 from support.speech_clips import clip_bytes
 

@@ -1,7 +1,4 @@
-"""An InputStream beside a plain model of it: every call goes to both, and they must agree about everything.
-
-Shared by the stateful test (tests/core/test_input_stream_model.py) and the fuzzer (fuzzing/fuzz_input_stream.py).
-"""
+"""An InputStream with the acknowledgements of a connection, and one beside a plain model of it: they must agree."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-from support.acknowledged_stream import AcknowledgedStream
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import StreamLimits
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
@@ -30,7 +26,7 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
-from omni_ws.transport.native.keep_alive import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
+from omni_ws.transport.native.keep_alive import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS, Acknowledgements
 
 MIN_BYTES = 5
 LIMITS = StreamLimits(reorder_window=8, reorder_timeout=10, session_timeout=30, max_chunk_bytes=12, max_held_bytes=40)
@@ -489,3 +485,57 @@ class CheckedInputStream:
 
     def _settings(self) -> InputSettings:
         return InputSettings(start_policy=StartPolicy(min_bytes=MIN_BYTES), mode=self.model.mode)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _frame(method: Method) -> Method:
+    """A method that stands for a frame, whatever it makes of that."""
+
+    @wraps(method)
+    def received(stream: AcknowledgedStream, *arguments: Any, now: float) -> Any:
+        try:
+            return method(stream, *arguments, now=now)
+        finally:
+            stream.acks.received(now)
+
+    return cast("Method", received)
+
+
+class AcknowledgedStream(InputStream):
+    """Every call that stands for a frame may make an acknowledgement due, which ``take_ack`` sends."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: Whether one is to be sent.
+        self.ack_due = False
+        self.acks = Acknowledgements(self, self.wait, self._send)
+
+    def take_ack(self) -> ReceivedInput:
+        self.ack_due = False
+        self.acks.sent()
+        self.acks.stop()
+        return self.received()
+
+    @property
+    def acks_at(self) -> float:
+        """When one is due if no more frames arrive."""
+        return self.acks.due_at
+
+    def wait(self, when: float, waiting: Acknowledgements) -> None:
+        """As the clock of the acknowledgements."""
+        assert waiting.due_at == when
+
+    def _send(self) -> None:
+        self.ack_due = True
+
+    receive_chunk = _frame(InputStream.receive_chunk)
+    refuse = _frame(InputStream.refuse)
+    finish = _frame(InputStream.finish)
+    cancel = _frame(InputStream.cancel)
+
+    def handle_timer(self, *, now: float) -> None:
+        super().handle_timer(now=now)
+        if now >= self.acks.due_at < math.inf:
+            self.acks.acknowledge()

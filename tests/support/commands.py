@@ -1,4 +1,4 @@
-"""Commands, in processes of their own and in this one."""
+"""Commands, in processes of their own and in this one, what they send, and what is left of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import msgspec
 import orjson
 from support.patience import PATIENCE_SEC
+from support.until import until
 
 from omni_ws.cli import main
+from omni_ws.engine.child_main import HEAD_BYTES, decode_header, decode_lengths
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,32 @@ def _command(arguments: Sequence[str], errors: Path) -> None:
 
     become_command(["omni-ws", *arguments], errors)
     sys.exit(main(arguments))
+
+
+def read_message(source: IO[bytes], kinds: Any) -> tuple[Any, bytes]:
+    """The header and the body of the next message; its header is of ``kinds``."""
+    header_bytes, body_bytes = decode_lengths(source.read(HEAD_BYTES))
+    return decode_header(msgspec.json.Decoder(kinds), source.read(header_bytes)), source.read(body_bytes)
+
+
+def left_of(leader: int) -> dict[int, str]:
+    """The processes that live in the session of ``leader``, and its reaper, by what they are called."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z" and (int(session) == leader or f"processes.py {leader} " in title):
+            found[int(folder.name)] = title
+    return found
+
+
+async def until_nothing_is_left(process: BaseProcess | asyncio.subprocess.Process) -> None:
+    """Waits for the end of all processes of a command, but for those that its parent has not yet waited for."""
+    assert process.pid is not None
+    leader = process.pid
+    await until(lambda: not left_of(leader))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support.child_messages import read_message
+from support.commands import read_message
 from support.real_models import fetched
 
 from omni_ws.engine.child_main import encode_message

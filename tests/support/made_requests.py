@@ -1,4 +1,4 @@
-"""Requests of a conversation, made without one."""
+"""Requests of a conversation, made without one, and what a conversation is charged for its history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, beyond_ordinary
 from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.threads import MediaRoom
@@ -50,3 +50,8 @@ def end_input(request: Request) -> None:
     request.timeline.mark_input_ended()
     request.input.close()
     request.input_ended.set()
+
+
+def weighed(ledger: Ledger) -> int:
+    """What texts, marks and ids take now, beyond what any session has: computed anew, not what is charged."""
+    return beyond_ordinary(ledger.history.memory + sum(entry.memory for entry in ledger._entries.values()))

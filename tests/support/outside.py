@@ -1,4 +1,4 @@
-"""Software of others, in the environments that ``make test-outside`` makes and names."""
+"""Software of others: Node, and what is in the environments that ``make test-outside`` makes and names."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ async def run_in_node(script: Path, folder: Path, *arguments: str, variables: Ma
         )
     finally:
         place.unlink()
+
+
+async def node_command() -> list[str]:
+    """Node, which has the global WebSocket behind a switch at first."""
+    path = shutil.which("node")
+    if path is None:
+        pytest.skip("Node is not installed")
+    version = int((await run_outside(path, "--version")).removeprefix("v").partition(".")[0])
+    if version < 20:
+        pytest.skip(f"Node {version} is too old")
+    return [path] if version >= 22 else [path, "--experimental-websocket"]

@@ -1,4 +1,4 @@
-"""What token sessions should say: the same weights in transformers, and how near is near enough."""
+"""What token sessions should say: the same weights in transformers, random readouts, and how near is near enough."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from omni_ws.engine.base import ReadoutManifest
 from omni_ws.engine.vllm.readouts import ReadoutVectors
 from omni_ws.generated import salience_pb2 as messages
 
@@ -65,3 +66,15 @@ def png(width: int, height: int, colour: str) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(out, "PNG")
     return out.getvalue()
+
+
+#: Of the tiny text model.
+LAYERS = (0, 1)
+HIDDEN_SIZE = 128
+
+
+def random_vectors(concepts: Sequence[str]) -> ReadoutVectors:
+    random = np.random.default_rng(5)
+    matrices = tuple(random.standard_normal((len(concepts), HIDDEN_SIZE)).astype(np.float32) for _ in LAYERS)
+    manifest = ReadoutManifest(concepts=tuple(concepts), layers=LAYERS, hidden_size=HIDDEN_SIZE, dtype="float16")
+    return ReadoutVectors(manifest, matrices)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_server import tls_contexts
+from support.http_server import GIF, WAV, listed, media_host, tls_contexts
 from support.live_server import LiveServer, live_server
-from support.media_host import GIF, WAV, listed, media_host
 from support.raw_http import RawResponse, post
 from support.scripted_engines import CapableEngine, said
 

@@ -16,9 +16,9 @@ import orjson
 import pytest
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
+from support.made_requests import weighed
 from support.native_client import Guarantees, NativeClient, connecting
 from support.scripted_engines import HearingEngine
-from support.weighed import weighed
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCallFragment, Word

@@ -10,11 +10,11 @@ import pytest
 from support.embedded_engine import EmbeddedEngine
 from support.event_stream import events_of
 from support.live_server import live_server
+from support.made_requests import weighed
 from support.native_client import native_client
 from support.raw_http import post
 from support.scripted_engines import CapableEngine
 from support.speech_clips import clip_bytes
-from support.weighed import weighed
 
 from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason, Modality, UrlCitation, Usage, Word, context_full

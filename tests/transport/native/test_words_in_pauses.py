@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from support.inline_workers import MS, InlineWorkers, loud, quiet
-from support.judges import ScriptedJudge
+from support.inline_workers import MS, InlineWorkers, ScriptedJudge, loud, quiet
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 from support.scripted_engines import HEARS, PlayingEngine, interim, takes

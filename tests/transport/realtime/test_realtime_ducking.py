@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import inline_workers
-from support.inline_workers import InlineWorkers, inline
-from support.judges import ScriptedJudge
+from support.inline_workers import InlineWorkers, ScriptedJudge, inline
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.scripted_engines import HearingEngine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.http_server import GIF, listed, media_host
 from support.live_server import live_server
-from support.media_host import GIF, listed, media_host
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 from support.scripted_engines import CapableEngine, said
 
