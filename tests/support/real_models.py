@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import pytest
 
@@ -61,9 +61,8 @@ def _converted(name: str, *, from_name: str) -> Path:
     return store.fetch(read_lock(CONVERTED.read_text(encoding="utf-8"))[name])
 
 
-class Convert(Protocol):
-    def __call__(self, weights: Path, folder: Path) -> None:
-        """Write the files of a model into ``folder``."""
+#: Writes the files of a model, whose weights are in the first folder, into the second.
+Convert: TypeAlias = Callable[[Path, Path], None]
 
 
 class _Conversion:
@@ -77,14 +76,14 @@ class _Conversion:
 
 
 def _converters() -> dict[str, Convert]:
-    from support import convert_smollm2, convert_whisper
+    from support.converters import convert_smollm2, convert_whisper
 
-    return {"smollm2": convert_smollm2.convert, "whisper-tiny-en": convert_whisper.convert}
+    return {"smollm2": convert_smollm2, "whisper-tiny-en": convert_whisper}
 
 
 def write_pins() -> None:
     """Pin what the converters make now."""
-    lines = ["# What tests/support/convert_*.py make of fetched weights. Written by `python -m support.real_models`."]
+    lines = ["# What tests/support/converters.py makes of fetched weights. Written by `python -m support.real_models`."]
     for name, convert in _converters().items():
         weights = pinned_weights()[name]
         lines += [
