@@ -120,42 +120,20 @@ def _text_config(**changes: Any) -> dict[str, Any]:
 
 
 @_builder
-def build_text_model(folder: Path) -> None:
-    """A Llama of a quarter of a million weights; a token is a byte."""
-    _llama(folder, hidden=128, layers=2, context=2048)
+def build_text_model(folder: Path, *, larger: bool = False, thinks: bool = False) -> None:
+    """A Llama of a quarter of a million weights; a token is a byte.
 
-
-@_builder
-def build_thinking_model(folder: Path) -> None:
-    """A Llama whose answers begin with thought, unless ``enable_thinking`` is false: it has the tokens for that."""
-    _llama(folder, hidden=128, layers=2, context=2048, thinks=True)
-
-
-@_builder
-def build_larger_text_model(folder: Path) -> None:
-    """A Llama whose prefill takes long enough to be measured: half a second for 1,600 tokens on a slow core."""
-    _llama(folder, hidden=768, layers=8, context=4096)
-
-
-def _llama(folder: Path, *, hidden: int, layers: int, context: int, thinks: bool = False) -> None:
+    The prefill of a ``larger`` one takes long enough to be measured: half a second for 1,600 tokens on a slow core. The
+    answers of one that ``thinks`` begin with thought, unless ``enable_thinking`` is false: it has the tokens for that.
+    """
     tokenizer = _tokenizer()
     if thinks:
         tokenizer.add_tokens(["<think>", "</think>"])
         tokenizer.chat_template += "<think>{% if enable_thinking is false %}</think>{% endif %}"
     tokenizer.save_pretrained(folder)
-    heads = hidden // 64
-    config = LlamaConfig(
-        **_text_config(
-            hidden_size=hidden,
-            intermediate_size=hidden * 3 if layers > 2 else hidden * 2,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=4 if heads % 4 == 0 else heads,
-            head_dim=64,
-            max_position_embeddings=context,
-        )
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 8} if larger else {}
+    sizes |= {"num_attention_heads": 12, "num_key_value_heads": 4} if larger else {"max_position_embeddings": 2048}
+    model = LlamaForCausalLM(LlamaConfig(**_text_config(head_dim=64, **sizes)))
     prefer_letters(model.lm_head.weight)
     model.save_pretrained(folder)
 
@@ -300,6 +278,45 @@ def build_vision_model(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps({**processor, **pixels}))
 
 
+def codec_config(*, noise: bool = True) -> dict[str, Any]:
+    """A SNAC codec: rates, strides and kernels of the released codec at 24 kHz; few channels."""
+    return {
+        "sampling_rate": 24_000,
+        "encoder_dim": 8,
+        "encoder_rates": [2, 4, 8, 8],
+        "decoder_dim": 64,
+        "decoder_rates": [8, 8, 4, 2],
+        "attn_window_size": None,
+        "codebook_size": CODEBOOK,
+        "codebook_dim": 8,
+        "vq_strides": [4, 2, 1],
+        "noise": noise,
+        "depthwise": True,
+    }
+
+
+@_builder
+def build_codec(folder: Path) -> None:
+    """In the form in which SNAC is released."""
+    from snac import SNAC
+
+    config = codec_config()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(1)
+    torch.save(SNAC(**config).state_dict(), folder / "pytorch_model.bin")
+
+
+def write_talker_profile(path: Path, codec: Path) -> Path:
+    """Of the Talker that ``build_talker`` builds, which speaks the codes of that codec."""
+    path.write_text(
+        f"prefix = [259, 256]\nsuffix = [260, 261]\nstop = [{END_OF_SPEECH}]\n"
+        f'text = "{{voice}}: {{text}}"\nfirst_token = {CODEC_BASE}\ncodebook_size = {CODEBOOK}\n'
+        f"codec = {json.dumps(str(codec.resolve()))}\nframes_per_character = 1.0\nspare_frames = 4\n"
+        '[voices]\nada = "ada"\nbob = "bob"\n[sampling]\ntemperature = 1.0\n'
+    )
+    return path
+
+
 def _toml(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
@@ -317,8 +334,6 @@ def main(folder: Path, omni: str | None) -> None:
 
 def _speaking_models(folder: Path) -> str:
     """Settings of a model that hears, and a Talker that reads its answers."""
-    from support.tiny_codec import build_codec, write_talker_profile
-
     models = {
         "model": str(build_audio_model(folder / "thinker")),
         "tool_parser": "hermes",

@@ -79,8 +79,7 @@ async def text_engine(text_model: VllmEngine) -> AsyncIterator[VllmEngine]:
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def voice_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """A model of text with a Talker, with readouts, and with traces of what torch computes."""
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
+    from support.tiny_models import ENGINE_ARGS, build_codec, build_talker, build_text_model, write_talker_profile
     from support.token_reference import random_vectors
 
     from omni_ws.engine.vllm.readouts import Readouts
