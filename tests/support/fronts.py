@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.commands import running
-from support.patience import PATIENCE_SEC
-from support.raw_http import call
+
+from benchmarks.server_process import free_port, wait_until_ready
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-REPLICA_IDS = ("a", "b")
 #: The socket at which HAProxy tells its statistics, in its folder.
 STATISTICS = "haproxy.sock"
 #: What the files in ``deploy/`` call the replicas, by their folder.
@@ -36,14 +32,6 @@ def program(name: str) -> str:
     if path is None:
         pytest.skip(f"{name} is not installed (Debian: {name})")
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _rewritten(folder: str, name: str, listen: str, port: int, replicas: Sequence[int]) -> str:
@@ -85,63 +73,14 @@ _FRONTS: dict[str, Callable[[str, Path, int, Sequence[int]], list[str]]] = {"ngi
 FRONTS = tuple(_FRONTS)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterator[int]:
     """The port of a front before the replicas at these ports, once it forwards.
 
     ``kind`` is one of FRONTS for two replicas, or ``fleet/`` and one of them for three that share a store.
     """
-    [port] = free_ports(1)
+    port = free_port()
     of, _, program_name = kind.rpartition("/")
-    async with running(*_FRONTS[program_name](of, folder, port, replicas), at_once=False) as process:
-        await healthy(port, process)
+    async with running(*_FRONTS[program_name](of, folder, port, replicas), at_once=False):
+        await asyncio.to_thread(wait_until_ready, port)
         yield port
-
-
-async def healthy(port: int, process: asyncio.subprocess.Process) -> None:
-    """Returns when ``/health`` is 200, which ``process`` is to bring about."""
-    async with asyncio.timeout(PATIENCE_SEC):
-        while True:
-            assert process.returncode is None, f"it ended with {process.returncode}"
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                if (await call(port, "GET", "/health")).status == 200:
-                    return
-
-
-class ReplicaProcess:
-    """``omni-ws serve`` over the fake engine, which is started again at the same port."""
-
-    def __init__(self, replica_id: str, port: int) -> None:
-        self.replica_id = replica_id
-        self.port = port
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--log-level", "error"),
-            *("--port", str(self.port), "--replica-id", self.replica_id),
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        await healthy(self.port, self._process)
-
-    async def drain(self) -> None:
-        """SIGTERM, and the end that must follow in good order."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(self._process.wait(), PATIENCE_SEC) == 0
-
-    async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-
-@contextlib.asynccontextmanager
-async def replica_processes() -> AsyncIterator[list[ReplicaProcess]]:
-    replicas = [ReplicaProcess(*one) for one in zip(REPLICA_IDS, free_ports(len(REPLICA_IDS)), strict=True)]
-    try:
-        await asyncio.gather(*(one.start() for one in replicas))
-        yield replicas
-    finally:
-        for one in replicas:
-            await one.kill()
