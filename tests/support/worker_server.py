@@ -8,56 +8,44 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
 
 from support.patience import PATIENCE_SEC
 from support.raw_http import call
+from support.until import PERIOD_SEC
 
 
 class WorkerServer:
     """The command ``omni-ws serve`` with workers and the fake engine."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, log: IO[bytes], *flags: str) -> None:
         command = [sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        self._more = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.process = subprocess.Popen(command, stderr=log)
+        self._log = Path(log.name)
         self.port = 0
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._more:
-                self.lines.append(line)
-                self._more.notify_all()
-        with self._more:
-            self.lines.append("the end")
-            self._more.notify_all()
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text(encoding="utf-8")
 
     def line(self, pattern: str) -> re.Match[str]:
-        """The first line of the log that matches, once it is there. Blocks."""
-
-        def found() -> re.Match[str] | None:
-            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
-
-        with self._more:
-            self._more.wait_for(lambda: found() or self.lines[-1:] == ["the end"], PATIENCE_SEC)
-            match = found()
-        assert match is not None, f"no line like {pattern!r} in:\n{''.join(self.lines)}"
-        return match
+        """The first match in the log, once it is there. Blocks."""
+        end = time.monotonic() + PATIENCE_SEC
+        while True:
+            goes_on = self.process.poll() is None and time.monotonic() < end
+            if (match := re.search(pattern, self.said)) is not None:
+                return match
+            assert goes_on, f"no line like {pattern!r} in:\n{self.said}"
+            time.sleep(PERIOD_SEC)
 
     async def logged(self, pattern: str) -> re.Match[str]:
         return await asyncio.to_thread(self.line, pattern)
-
-    def close(self) -> None:
-        self._reader.join(PATIENCE_SEC)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
 
     @property
     def websocket_url(self) -> str:
@@ -69,7 +57,7 @@ class WorkerServer:
     @property
     def workers(self) -> set[int]:
         """The numbers of the workers that were started and have not ended. With two, a successor's is higher by two."""
-        said = "".join(self.lines)
+        said = self.said
         started = re.findall(r"started worker w(\d+) ", said)
         ended = re.findall(r"worker w(\d+) \(.* has ended", said)
         return {*map(int, started)} - {*map(int, ended)}
@@ -87,18 +75,18 @@ class WorkerServer:
 @contextmanager
 def server_process(*flags: str) -> Iterator[WorkerServer]:
     """A server that listens. Whatever the test does, none of its processes is left."""
-    server = WorkerServer(*flags)
-    try:
-        server.port = int(server.line(r"listens on http://127\.0\.0\.1:(\d+)")[1])
-        yield server
-    finally:
-        for _ in range(2):  # drain, and at once
-            server.process.terminate()
+    with NamedTemporaryFile() as log:
+        server = WorkerServer(log, *flags)
         try:
-            server.process.wait(PATIENCE_SEC)
+            server.port = int(server.line(r"listens on http://127\.0\.0\.1:(\d+)")[1])
+            yield server
         finally:
-            server.process.kill()
-            server.close()
+            for _ in range(2):  # drain, and at once
+                server.process.terminate()
+            try:
+                server.process.wait(PATIENCE_SEC)
+            finally:
+                server.process.kill()
 
 
 @contextmanager

@@ -293,7 +293,7 @@ class Talker:
 
 
 async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer) -> None:
-    before, logged = changing.workers, len(changing.lines)
+    before, logged = changing.workers, len(changing.said)
     talkers = [Talker(changing, name) for name in "abcdef"]
     tasks = [asyncio.create_task(one.talk()) for one in talkers]
     for worker in before:  # as where all processes of the service get it
@@ -308,7 +308,7 @@ async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer
     assert seen & before
     assert seen & {worker + 2 for worker in before}
     assert {code for one in talkers for code in one.closes} <= {1012}
-    assert not re.search(r"Traceback|ERROR", "".join(changing.lines[logged:]))
+    assert not re.search(r"Traceback|ERROR", changing.said[logged:])
     answer = await changing.get("/health")
     assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
 
