@@ -43,14 +43,10 @@ class LiveClient(FrameClient):
 
     def __init__(self, connection: ClientConnection) -> None:
         super().__init__(connection)
-        self.received = self.frames
         #: The audio of all deltas, and the length of each.
         self.sound = bytearray()
         self.deltas: list[int] = []
         self._starts: dict[str, int] = {}
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.connection.send(orjson.dumps({"type": kind, **fields}).decode())
 
     async def receive(self) -> dict[str, Any]:
         """The next event. Audio is taken on the way."""

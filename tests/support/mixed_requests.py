@@ -18,8 +18,8 @@ FRAME_BYTES = 640
 #: Clients at a time.
 AT_ONCE = 4
 
-#: Sends the request ``number`` and waits for all of its answer.
-Kind = Callable[[LiveServer, int], Awaitable[None]]
+#: Sends a request and waits for all of its answer.
+Kind = Callable[[LiveServer], Awaitable[None]]
 
 
 async def run_mixed(server: LiveServer, kinds: list[Kind], count: int) -> None:
@@ -28,13 +28,13 @@ async def run_mixed(server: LiveServer, kinds: list[Kind], count: int) -> None:
 
     async def one(number: int) -> None:
         async with places:
-            await kinds[number % len(kinds)](server, number)
+            await kinds[number % len(kinds)](server)
 
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
 def typed(**config: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
+    async def kind(server: LiveServer) -> None:
         async with native_client(server) as client:
             await client.configure(**config)
             for piece in (QUESTION[:8], QUESTION[8:]):
@@ -52,7 +52,7 @@ def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
     In disorder the fourth piece comes first, and the server has looked at it before the others come.
     """
 
-    async def kind(server: LiveServer, number: int) -> None:
+    async def kind(server: LiveServer) -> None:
         frames = [audio[start : start + FRAME_BYTES] for start in range(0, len(audio), FRAME_BYTES)]
         numbers = list(range(len(frames)))
         if disorder:
@@ -70,7 +70,7 @@ def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
 
 
 def interrupted(**config: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
+    async def kind(server: LiveServer) -> None:
         async with native_client(server) as client:
             await client.configure(overlap="interrupt", **config)
             await client.say("Count to one thousand.")
@@ -82,35 +82,29 @@ def interrupted(**config: Any) -> Kind:
     return kind
 
 
-def chat(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
-        body = {"messages": [{"role": "user", "content": QUESTION}], **fields}
-        answer = await post(server.port, CHAT, body)
+def posted(target: str, body: Any, *headers: str) -> Kind:
+    async def kind(server: LiveServer) -> None:
+        answer = await post(server.port, target, body, *headers)
         assert answer.status == 200, answer.body
 
     return kind
+
+
+def chat(**fields: Any) -> Kind:
+    return posted(CHAT, {"messages": [{"role": "user", "content": QUESTION}], **fields})
 
 
 def streamed_body(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
-        body = b"".join(orjson.dumps(one) + b"\n" for one in (fields, {"text": QUESTION}))
-        answer = await post(server.port, CHAT, body, "Content-Type: application/x-ndjson", "X-Streaming-Input: true")
-        assert answer.status == 200, answer.body
-
-    return kind
+    lines = b"".join(orjson.dumps(one) + b"\n" for one in (fields, {"text": QUESTION}))
+    return posted(CHAT, lines, "Content-Type: application/x-ndjson", "X-Streaming-Input: true")
 
 
 def speech(voice: str = "alloy", text: str = QUESTION, **fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
-        body = {"input": text, "voice": voice, "response_format": "wav", **fields}
-        answer = await post(server.port, "/v1/audio/speech", body)
-        assert answer.status == 200, answer.body
-
-    return kind
+    return posted("/v1/audio/speech", {"input": text, "voice": voice, "response_format": "wav", **fields})
 
 
 def several_requests(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> None:
+    async def kind(server: LiveServer) -> None:
         async with mode_b(server, fields) as session:
             await session.append({"text": QUESTION, "sequence_id": 0, "end_of_input": True})
             assert (await session.result()).status == 200

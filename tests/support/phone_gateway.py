@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import orjson
 from support.live_server import LiveServer
-from support.native_client import FrameClient
-from websockets.asyncio.client import ClientConnection, connect
+from support.native_client import FrameClient, connecting
+from websockets.asyncio.client import ClientConnection
 
 from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law
 
@@ -51,17 +51,15 @@ class PhoneGateway(FrameClient):
 
     def __init__(self, connection: ClientConnection, *, returns_marks: bool) -> None:
         super().__init__(connection)
-        self.received = self.frames
         self.returns_marks = returns_marks
         #: Audio and marks that are not played yet.
         self.buffer: deque[bytes | str] = deque()
         self._sequence = 0
         self._chunk = 0
 
-    async def send(self, event: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
         self._sequence += 1
-        message = {"event": event, "sequenceNumber": str(self._sequence), "streamSid": STREAM, **fields}
-        await self.connection.send(orjson.dumps(message).decode())
+        await super().send(kind, **{"sequenceNumber": str(self._sequence), "streamSid": STREAM, **fields})
 
     async def connected(self) -> None:
         await self.connection.send('{"event":"connected","protocol":"Call","version":"1.0.0"}')
@@ -154,8 +152,5 @@ async def phone_gateway(
     server: LiveServer, *, returns_marks: bool = True, query: str = "", **options: Any
 ) -> AsyncIterator[PhoneGateway]:
     """A gateway whose WebSocket is open, before its first message."""
-    async with connect(
-        f"ws://127.0.0.1:{server.port}{PATH}{query}",
-        **{"compression": None, "ping_interval": None, "proxy": None, "close_timeout": 2, **options},
-    ) as connection:
+    async with connecting(server, query, PATH, **options) as connection:
         yield PhoneGateway(connection, returns_marks=returns_marks)

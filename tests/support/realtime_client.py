@@ -14,7 +14,7 @@ from openai.types.realtime import RealtimeServerEvent
 from support.live_server import LiveServer
 from support.native_client import FrameClient
 from support.patience import PATIENCE_SEC
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 
@@ -56,13 +56,6 @@ class RealtimeClient(FrameClient):
     """One connection. ``received`` has all events, the first among them."""
 
     closed = FrameClient.close_of_server
-
-    def __init__(self, connection: ClientConnection) -> None:
-        super().__init__(connection)
-        self.received = self.frames
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.connection.send(orjson.dumps({"type": kind, **fields}).decode())
 
     async def receive(self) -> dict[str, Any]:
         event: dict[str, Any] = orjson.loads(await self.message())

@@ -64,8 +64,8 @@ class TestWithVllm:
         for run in ("first", "second"):
             started = await post(server.port, "/start_profile", {"run_id": run})
             assert started.status == 200, started.body
-            await mixed_requests.speech("ada", "Hi.", talker_max_tokens=BRIEF)(server, 0)
-            await mixed_requests.typed(sampling={"max_tokens": 2}, modalities=["text"])(server, 0)
+            await mixed_requests.speech("ada", "Hi.", talker_max_tokens=BRIEF)(server)
+            await mixed_requests.typed(sampling={"max_tokens": 2}, modalities=["text"])(server)
             stopped = await post(server.port, "/stop_profile", {})
             files = [Path(name) for name in stopped.json()["trace_files"]]
             assert {path.name.split("_")[1] for path in files} == {"talker", "thinker"}, files
