@@ -492,7 +492,7 @@ class ReinedEngine(EchoEngine):
 def spoken(text: str, *, timed: bool = True, word_ms: int = SPOKEN_MS) -> Iterator[Any]:
     """The steps of an answer of these words; unless ``timed`` each sentence is a clause without times of words."""
     yield TextOutput(text)
-    samples = (0.3 * np.sin(np.arange(SAMPLE_RATE * word_ms // 1000) / 10)).astype(np.float32)
+    samples = np.where(np.arange(SAMPLE_RATE * word_ms // 1000) // 30 % 2, 0.3, -0.3).astype(np.float32)
     end = 0
     for index, word in enumerate(text.split()):
         end = text.index(word, end) + len(word)
