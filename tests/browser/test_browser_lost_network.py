@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
+from support.patience import until
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
-from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk

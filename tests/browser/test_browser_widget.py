@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.accessibility import hear_screen_reader, load_axe, said_by_screen_reader, violations
-from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.chromium import (
+    IN_BROWSER,
+    DemoPage,
+    demo_page,
+    hear_screen_reader,
+    load_axe,
+    said_by_screen_reader,
+    violations,
+)
 from support.file_server import page_server
 from support.live_server import LiveServer, live_server
 from support.patience import PATIENCE_SEC

@@ -7,9 +7,8 @@ import signal
 
 import pytest
 from support.embedded_engine import ears
-from support.live_server import live_server
+from support.live_server import live_server, scrape
 from support.native_client import native_client
-from support.scrape import scrape
 from support.scripted_engines import RetortEngine
 from support.speech_clips import WORDS, clip_bytes, silence
 

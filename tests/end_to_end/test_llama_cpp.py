@@ -13,8 +13,8 @@ import orjson
 import pytest
 from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
-from support.llama_cpp_serve import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
 from support.patience import PATIENCE_SEC
+from support.real_models import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
 

@@ -11,7 +11,7 @@ from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import post, raw_client, request
 from support.speech_clips import WORDS, silence, word_errors
-from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
+from support.ways_in import SPOKEN, WAV, WAYS, is_loud
 
 from omni_ws.client import connect
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine

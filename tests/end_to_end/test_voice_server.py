@@ -21,10 +21,9 @@ import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until_heard
 from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
-from support.until import until_heard
 from websockets.asyncio.client import connect as connect_websocket
 
 from omni_ws.client import (

@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
 from support.engine_answers import AUDIO, BOTH, TEXT, answered, audio, collect, open_input, request_of, streamed, text
+from support.patience import until, until_heard
 from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises, word_errors
-from support.until import until, until_heard
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task

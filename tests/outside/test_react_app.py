@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support.accessibility import load_axe, violations
-from support.chromium import demo_page
+from support.chromium import demo_page, load_axe, violations
 from support.file_server import page_server
 from support.live_server import live_server
 from support.outside import run_outside, tool

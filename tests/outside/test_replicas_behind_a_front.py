@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.fronts import FRONTS, front
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, text
-from support.outside import tool
+from support.outside import FRONTS, front, tool
 from support.patience import PATIENCE_SEC
 from support.raw_http import call, chunked, raw_client, request
 from support.tcp_relay import Cut, Direction, tcp_relay

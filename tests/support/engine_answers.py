@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from support.until import until
+from support.patience import until
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import (

@@ -1,4 +1,4 @@
-"""The real server on a free port, and the proof that nothing of it is left when a test has gone."""
+"""The real server on a free port, what it tells Prometheus, and the proof that nothing of it is left after a test."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from support.patience import PATIENCE_SEC
-from support.raw_http import call
+from support.raw_http import RawResponse, call
 from support.virtual_clock import VirtualClockLoop
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.metrics import rendered
 from omni_ws.server import App, RunningServer, create_app, listen
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import StreamingInput
@@ -193,3 +195,43 @@ async def _came_about(condition: Callable[[], bool], seconds: float) -> bool:
         looks += 1
         await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else PERIOD_SEC)
     return holds
+
+
+class Scrape:
+    """Samples of one moment. What was never counted is 0."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        return self._samples.get((f"omni_ws_{name}", frozenset(labels.items())), 0)
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        return [dict(labels) for found, labels in self._samples if found == f"omni_ws_{name}"]
+
+
+async def metrics_answer(server: LiveServer, *headers: str) -> RawResponse:
+    return await call(server.port, "GET", "/metrics", None, *headers)
+
+
+async def scrape(server: LiveServer) -> Scrape:
+    answer = await metrics_answer(server)
+    assert answer.status == 200, answer
+    return Scrape(answer.body.decode())
+
+
+def read(server: LiveServer) -> Scrape:
+    """The same without asking over HTTP, which needs threads: for a clock that jumps."""
+    text, _ = rendered(server.app.sessions.metrics.families(), "")()
+    return Scrape(text.decode())
+
+
+def routes_of(app: App) -> dict[str, set[str]]:
+    """The methods of each route, by its template."""
+    return {route.template: set(route.methods) for route in app._router._ordered}

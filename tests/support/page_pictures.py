@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 from support.chromium import DemoPage, demo_page, recording
+from support.commands import server_process
 from support.speech_clips import as_pcm16
-from support.worker_server import server_process
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.tts.voice_process import VoiceProcess

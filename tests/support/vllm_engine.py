@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.engine_answers import Input, final, request_of, said, streamed
-from support.until import until
+from support.patience import until
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import EngineState, Finished, GenerationRequest

@@ -13,12 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from support.commands import WorkerServer, worker_server
 from support.live_server import LiveServer
 from support.native_client import NativeClient, RawWebSocket, native_client
 from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, RawResponse, raw_client, request, websocket_upgrade
 from support.webrtc_client import webrtc_call
-from support.worker_server import WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.transport.http.connections import MAX_TURNED_AWAY

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, Input, answered, audio, collect, open_input, request_of, streamed
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until, until_heard
 from support.real_models import fetched
 from support.speech_clips import (
     SAMPLE_RATE,
@@ -27,7 +27,6 @@ from support.speech_clips import (
     silence,
     word_errors,
 )
-from support.until import until, until_heard
 
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Task

@@ -14,8 +14,8 @@ import pytest
 from support.engine_answers import AUDIO, BOTH, Input, heard, outputs_to, request_of, said, written
 from support.live_server import live_server
 from support.native_client import native_client
+from support.patience import until
 from support.scripted_engines import ReadingEngine, RetortEngine
-from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task, Word

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of, streamed
 from support.engine_answers import text as typed
+from support.patience import until
 from support.scripted_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
-from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import (

@@ -317,7 +317,7 @@ def test_rows_that_only_fill_a_batch_change_nothing(module: Any, codes: Codes, w
 def test_decoding_does_not_wait_for_the_device(module: Any) -> None:
     """Otherwise a graph could not hold it."""
     import torch
-    from support.vocoder_runs import NothingWaits
+    from support.omni_reference import NothingWaits
 
     from omni_ws.engine.omni.qwen3_code2wav import Code2WavNetwork, SlotMemory
 

@@ -16,8 +16,17 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from support.omni_reference import spoken  # noqa: E402
-from support.omni_talkers import LONGEST, PRECISE, SLOTS, Driven, greedy, long_prompt, speak, talker  # noqa: E402
+from support.omni_reference import (  # noqa: E402
+    LONGEST,
+    PRECISE,
+    SLOTS,
+    Driven,
+    greedy,
+    long_prompt,
+    speak,
+    spoken,
+    talker,
+)
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402

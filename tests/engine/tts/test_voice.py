@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word

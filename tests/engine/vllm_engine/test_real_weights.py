@@ -22,8 +22,8 @@ from support.native_client import NativeClient, native_client
 from support.raw_http import post
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes, word_errors
-from support.spoken_ways import WAYS, is_loud
 from support.vllm_engine import request
+from support.ways_in import WAYS, is_loud
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_session import TokenRanges

@@ -17,7 +17,7 @@ from support.commands import (
     until_nothing_is_left,
     vllm_configuration,
 )
-from support.until import until
+from support.patience import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

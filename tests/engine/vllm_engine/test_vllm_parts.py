@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
-from support.spoken_ways import by_websocket
+from support.ways_in import by_websocket
 
 from omni_ws.config import ServerConfig, VllmConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig

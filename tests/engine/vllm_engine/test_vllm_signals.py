@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import forked_vllm_command, left_of
+from support.patience import until
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
-from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

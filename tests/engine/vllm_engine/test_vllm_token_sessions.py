@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from salience_client import SalienceClient
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_reference import ALL, LAYERS, Reference, close, png, random_vectors, readouts
-from support.until import until
 from support.vllm_engine import core_process, unfinished, until_state
 
 from omni_ws.config.model import VllmConfig

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from support.made_requests import end_input, give_input, make_request
+from support.patience import until
 from support.scripted_engines import HEARS, PlayingEngine
-from support.until import until
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, InputMode, Modality, OutputChunk, StartTrigger
 from omni_ws.core.ledger import Ledger

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.fake_store import kept_by
+from support.patience import until
 from support.redis_server import redis_server
-from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.config.values import ConfigurationError, StoreAddress

@@ -11,8 +11,8 @@ import pytest
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.patience import until
 from support.scripted_engines import Ears, RetortEngine, interim, takes
-from support.until import until
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN

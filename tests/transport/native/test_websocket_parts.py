@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from support.live_server import live_server
+from support.live_server import live_server, scrape
 from support.native_client import native_client
-from support.scrape import scrape
 from support.scripted_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws.client import connect

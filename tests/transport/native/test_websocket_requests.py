@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.embedded_engine import EmbeddedEngine
-from support.event_stream import events_of
 from support.live_server import live_server
 from support.made_requests import weighed
 from support.native_client import native_client
-from support.raw_http import post
+from support.raw_http import events_of, post
 from support.scripted_engines import CapableEngine
 from support.speech_clips import clip_bytes
 

@@ -14,9 +14,9 @@ import pytest
 from support import inline_workers
 from support.inline_workers import InlineWorkers, ScriptedJudge, inline
 from support.live_server import live_server
+from support.patience import until
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.scripted_engines import HearingEngine
-from support.until import until
 
 from omni_ws.audio import speech_watch
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput

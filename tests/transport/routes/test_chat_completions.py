@@ -13,9 +13,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, post, raw_client, request
+from support.raw_http import DONE, Event, RawResponse, arriving_events, content, events_of, post, raw_client, request
 from support.scripted_engines import ActingEngine, RetortEngine, ToneEngine
 
 from omni_ws.audio.codec import encode_file

@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.event_stream import DONE, Event, events_of
-from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, post, raw_client, request
-from support.scrape import scrape
+from support.live_server import LiveServer, live_server, scrape
+from support.raw_http import DONE, Event, RawResponse, events_of, post, raw_client, request
 from support.scripted_engines import ActingEngine, CapableEngine, finished, said, token
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob

@@ -13,9 +13,8 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.event_stream import DONE, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import DONE, RawResponse, arriving_events, chunked, content, events_of, post, raw_client, request
 from support.scripted_engines import ActingEngine, RetortEngine
 
 from omni_ws.audio.codec import encode_file

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import orjson
 import pytest
-from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import RawResponse, chunked, content, events_of, post, raw_client, request
 from support.recordings import events, recordings
 from support.scripted_engines import CapableEngine, ToneEngine
 

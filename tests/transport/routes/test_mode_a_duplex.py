@@ -7,9 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawClient, chunked, post, raw_client, request
+from support.raw_http import (
+    DONE,
+    Event,
+    RawClient,
+    arriving_events,
+    chunked,
+    content,
+    events_of,
+    post,
+    raw_client,
+    request,
+)
 from support.scripted_engines import ActingEngine, CountingEngine
 
 from omni_ws.engine.base import AudioOutput, TextOutput

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.event_stream import arriving_events
 from support.live_server import live_server
-from support.raw_http import chunked, raw_client, request
+from support.raw_http import arriving_events, chunked, raw_client, request
 from support.scripted_engines import ActingEngine
 
 CHAT = "/v1/chat/completions"

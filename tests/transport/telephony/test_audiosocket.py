@@ -14,8 +14,7 @@ import pytest
 from support import inline_workers
 from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
 from support.inline_workers import InlineWorkers, ScriptedJudge, inline
-from support.live_server import live_server
-from support.scrape import read
+from support.live_server import live_server, read
 from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch

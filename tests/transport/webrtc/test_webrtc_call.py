@@ -14,10 +14,9 @@ import pytest
 from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.scripted_engines import HearingEngine
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
-from support.until import until
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
 from omni_ws.audio import speech_watch
