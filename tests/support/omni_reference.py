@@ -25,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.tiny_omni import MEDIA_TOKENS, Family, omni_checkpoint
+from support.tiny_models import MEDIA_TOKENS, Family, omni_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Qwen2_5OmniForConditionalGeneration,

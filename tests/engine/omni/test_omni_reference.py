@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from support.omni_reference import CASE, CASES, CODEC_FRAMES, ENDING, TEXT_TOKENS, Fault, reference, spoken  # noqa: E402  # noqa: E402
-from support.tiny_omni import Family  # noqa: E402
+from support.tiny_models import Family  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 

@@ -351,7 +351,7 @@ def test_warming_up_changes_nothing(model: Qwen3Code2Wav, codes: Codes, whole: S
 
 def test_that_of_a_checkpoint_is_loaded() -> None:
     from support.omni_reference import reference
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     from omni_ws.engine.omni import slot_talker
 

@@ -31,7 +31,7 @@ from support.omni_reference import (  # noqa: E402
     greedy,
     reference,
 )
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
 from omni_ws.engine.channel import (  # noqa: E402

@@ -17,7 +17,7 @@ from support.omni_reference import (  # noqa: E402
     speak,
     spoken,
 )
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
 from omni_ws.engine.omni.talker_network import StepBuffers  # noqa: E402

@@ -25,7 +25,7 @@ from support.omni_reference import (  # noqa: E402
     spoken,
     talker,
 )
-from support.tiny_omni import Family  # noqa: E402
+from support.tiny_models import Family  # noqa: E402
 
 from omni_ws.engine.omni.step_process import (  # noqa: E402
     AnswerEnd,

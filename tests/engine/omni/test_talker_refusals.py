@@ -27,7 +27,7 @@ from support.omni_reference import (  # noqa: E402
     spoken,
     talker,
 )
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.slot_talker import load_talker, talker_memory  # noqa: E402

@@ -24,7 +24,7 @@ from support.omni_reference import (  # noqa: E402  # noqa: E402
     spoken,
     talker,
 )
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
 from omni_ws.engine.omni.step_process import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402

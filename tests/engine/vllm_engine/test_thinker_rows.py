@@ -38,7 +38,7 @@ ROUNDING = 1e-4
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=["qwen3-omni", "qwen2.5-omni"])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[OmniThinker]:
     from support.omni_thinker import OmniThinker
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     thinker = OmniThinker(omni_checkpoint(Family(request.param)))
     await thinker.start()
@@ -99,7 +99,7 @@ CASES = {
 
 
 def family(thinker: OmniThinker) -> Any:
-    from support.tiny_omni import Family
+    from support.tiny_models import Family
 
     return Family.QWEN25 if thinker.rows.every_state else Family.QWEN3
 

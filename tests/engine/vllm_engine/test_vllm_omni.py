@@ -59,7 +59,7 @@ LONG_SPEECH = {"talker": {"temperature": 0.0, "max_tokens": 150}}
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def started() -> AsyncIterator[VllmEngine]:
     from support.omni_thinker import ARGS
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "FIRST_BACKOFF_SEC", 0.01)
@@ -133,7 +133,7 @@ async def test_token_sessions_see_though_the_configuration_does_not_name_what_en
 async def test_the_sound_is_that_of_transformers(engine: VllmEngine) -> None:
     """From the words to the last sample: greedily, through three processes and in chunks of any size."""
     from support.omni_reference import CASE, CODEC_FRAMES, SPEAKER, TEXT_TOKENS, reference, spoken
-    from support.tiny_omni import Family
+    from support.tiny_models import Family
 
     expected = spoken(Family.QWEN3, "text")
     outputs = await outputs_of(

@@ -31,8 +31,7 @@ from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model
-from support.tiny_omni import Family, omni_checkpoint
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, Family, build_text_model, omni_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
