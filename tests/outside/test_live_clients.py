@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 from support.embedded_engine import ears
-from support.live_client import EVENTS
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
+from support.realtime_client import EVENTS
 from support.scripted_upstream import Answer, ScriptedUpstream, delta, finish, says, streams, text_of
 from support.speech_clips import WORDS, at_24k, clip_bytes, word_errors
 

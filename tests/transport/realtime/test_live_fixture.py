@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inline_workers import inline
-from support.live_client import LiveClient, live_client
 from support.live_server import live_server
+from support.realtime_client import LiveClient, live_client
 from support.scripted_engines import Talker, delegates, spoken
 
 from omni_ws.transport.realtime.live_parts import (

@@ -21,8 +21,8 @@ import orjson
 import pytest
 from support import inline_workers, virtual_clock
 from support.inline_workers import inline
-from support.live_client import EVENTS
 from support.live_server import LiveServer, live_server
+from support.realtime_client import EVENTS
 from support.scripted_engines import HEARS, SPOKEN_MS, ActingEngine, delegates, spoken
 
 from omni_ws.audio import speech_watch

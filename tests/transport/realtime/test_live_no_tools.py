@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from support.inline_workers import inline
-from support.live_client import live_client
 from support.live_server import live_server
 from support.raw_http import post
+from support.realtime_client import live_client
 from support.scripted_engines import Ears, ToneEngine
 from support.scripted_upstream import refuses, remote_llm, says, upstream
 

@@ -11,8 +11,8 @@ import pytest
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
-from support.live_client import LiveClient, live_client
 from support.live_server import live_server, read
+from support.realtime_client import LiveClient, live_client
 from support.recordings import lines, recordings
 from support.scripted_engines import Talker
 from websockets.exceptions import InvalidStatus

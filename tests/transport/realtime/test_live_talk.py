@@ -13,8 +13,8 @@ from support import inline_workers
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
-from support.live_client import live_client
 from support.live_server import live_server
+from support.realtime_client import live_client
 from support.scripted_engines import SPOKEN_MS, Talker, delegates, interim, spoken
 
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law

@@ -15,11 +15,10 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 from openai.types.live import SessionClosedEvent
-from support.live_client import check_live, live_client
 from support.live_server import LiveServer, live_server
 from support.native_client import FrameClient
 from support.patience import PATIENCE_SEC
-from support.realtime_client import realtime_client
+from support.realtime_client import check_live, live_client, realtime_client
 from support.scripted_engines import SPOKEN_MS, Talker, spoken
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.webrtc_client import WebrtcCaller, webrtc_call
