@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -79,6 +80,25 @@ def _music(length: int, generator: np.random.Generator) -> NDArray[np.float64]:
         drum = generator.normal(0, 1, len(time)) * np.exp(-50 * time)
         bars.append(0.1 * chord * np.exp(-3 * time) + 0.3 * drum)
     return np.concatenate(bars)[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The echo comes ``delay_ms`` after the sound was received, ``gain_db`` louder than it is."""
+
+    delay_ms: int
+    gain_db: float
+
+    @property
+    def response(self) -> Samples:
+        """The direct sound and reflections that die away over 80 ms, together of the gain's energy."""
+        generator = np.random.default_rng(5)
+        time = np.arange(80 * SAMPLE_RATE // 1000) / SAMPLE_RATE
+        taps = generator.normal(0, 1, len(time)) * 10 ** (-3 * time / 0.12)
+        taps[: 2 * SAMPLE_RATE // 1000] = 0
+        taps *= np.sqrt(0.4 / np.sum(taps**2))
+        taps[0] = 1
+        return np.asarray(taps * (10 ** (self.gain_db / 20) / np.sqrt(np.sum(taps**2))), np.float32)
 
 
 def as_pcm16(samples: Samples) -> bytes:
