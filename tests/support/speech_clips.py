@@ -105,17 +105,6 @@ def as_pcm16(samples: Samples) -> bytes:
     return np.clip(np.rint(samples * 32767), -32768, 32767).astype("<i2").tobytes()
 
 
-def word_errors(reference: str, heard: str) -> int:
-    """Substitutions, insertions and deletions between two texts, spellings of one word made equal."""
-    wanted, got = (text.replace("mister", "mr").split() for text in (reference, heard))
-    row = list(range(len(got) + 1))
-    for place, word in enumerate(wanted, 1):
-        diagonal, row[0] = row[0], place
-        for column, other in enumerate(got, 1):
-            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (word != other))
-    return row[-1]
-
-
 ODD_TEXTS: Final = (
     "a" * 2000,
     "1" * 300,

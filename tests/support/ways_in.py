@@ -14,11 +14,12 @@ from support.live_server import LiveServer
 from support.mode_b_client import mode_b
 from support.native_client import native_client
 from support.raw_http import chunked, post, raw_client, request
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.audio.container import wav_header
 from omni_ws.caller.answers import ResponseReader
 from omni_ws.client import connect
+from omni_ws.scenarios.speech import word_errors
 
 CLIP: Final = "goforward"
 SPOKEN: Final = clip_bytes(CLIP)
@@ -38,7 +39,7 @@ class SpokenAnswer:
 
     def check(self) -> None:
         """Words that were understood, and an answer that is written and can be heard."""
-        assert self.heard is None or word_errors(WORDS[CLIP], self.heard) <= 1, self.heard
+        assert self.heard is None or word_errors(WORDS[CLIP], self.heard).wrong <= 1, self.heard
         assert self.text
         assert is_loud(self.audio)
 
