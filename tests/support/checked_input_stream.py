@@ -55,11 +55,6 @@ class _Request:
         self.ends += 1
 
 
-class _Refused(Exception):
-    def __init__(self, error: type[OmniError]) -> None:
-        self.error = error
-
-
 class InputStreamModel:
     """What an InputStream should do, written for clarity: no fast path, everything counted anew."""
 
@@ -119,9 +114,9 @@ class InputStreamModel:
         if self._numbered is None:
             self._numbered = numbered
         if numbered is not self._numbered:
-            raise _Refused(InvalidValue)
+            raise InvalidValue("refused")
         if len(chunk.payload) > LIMITS.max_chunk_bytes:
-            raise _Refused(PayloadTooLarge)
+            raise PayloadTooLarge("refused")
         return self._place(self.next if chunk.sequence_id is None else chunk.sequence_id, chunk)
 
     def refuse(self, sequence_id: int) -> list[Happening]:
@@ -154,12 +149,12 @@ class InputStreamModel:
             return []
         inside = sequence_id < self.next + LIMITS.reorder_window
         if self.single_request and chunk is not None and inside and self._contradicts_the_end(sequence_id, chunk):
-            raise _Refused(SessionConflict)
+            raise SessionConflict("refused")
         if sequence_id > self.next:
             if not inside:
-                raise _Refused(ReorderWindowExceeded)
+                raise ReorderWindowExceeded("refused")
             if self.reject:
-                raise _Refused(OutOfOrder)
+                raise OutOfOrder("refused")
             self._need(size)
             self.ahead[sequence_id] = chunk
             if self.gap_since is None:
@@ -205,9 +200,9 @@ class InputStreamModel:
         if not size:
             return
         if self.held_bytes + size > LIMITS.max_held_bytes:
-            raise _Refused(PayloadTooLarge)
+            raise PayloadTooLarge("refused")
         if self.held_bytes + self.elsewhere + size > BUDGET_BYTES:
-            raise _Refused(EngineOverloaded)
+            raise EngineOverloaded("refused")
 
     def _pass(self, chunk: InputChunk | None) -> list[Happening]:
         sequence_id = self.next
@@ -279,6 +274,13 @@ def _is_bare_end(chunk: InputChunk) -> bool:
     return chunk.end_of_input and not chunk.payload
 
 
+def _outcome(call: Callable[[], list[Happening]]) -> list[Happening] | type[OmniError]:
+    try:
+        return call()
+    except OmniError as error:
+        return type(error)
+
+
 class CheckedInputStream:
     """The stream and its model under one set of operations. AssertionError where they differ.
 
@@ -308,21 +310,13 @@ class CheckedInputStream:
         self._both(lambda: self.stream.finish(now=self.model.now), self.model.finish)
 
     def cancel(self) -> None:
-        self.model.last_activity = self.model.now
         self.stream.cancel(now=self.model.now)
-        if not self.closed:
-            self.model.cancel()
-            self.model.frame_received()
-        self.check()
+        self._told(self.model.cancel)
 
     def drop_waiting(self) -> None:
-        self.model.last_activity = self.model.now
         self.stream.drop_waiting(now=self.model.now)
         self.stream.acks.received(self.model.now)
-        if not self.closed:
-            self.model.drop_waiting()
-            self.model.frame_received()
-        self.check()
+        self._told(self.model.drop_waiting)
 
     def abandon(self, number: int) -> None:
         if number < len(self.sessions):
@@ -445,27 +439,20 @@ class CheckedInputStream:
         self.close()
 
     def _both(self, act: Callable[[], Sequence[StreamEvent]], expect: Callable[[], list[Happening]]) -> None:
-        self.model.last_activity = self.model.now
         if self.closed:
-            self._act_closed(act)
-            return
-        expected: list[Happening] | type[OmniError]
-        try:
-            expected = expect()
-        except _Refused as refused:
-            expected = refused.error
-        actual: list[Happening] | type[OmniError]
-        try:
-            actual = [self._happening(event) for event in act()]
-        except OmniError as error:
-            actual = type(error)
-        self.model.frame_received()
-        assert actual == expected
-        self.check()
+            with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
+                act()
+        else:
+            expected = _outcome(expect)
+            assert _outcome(lambda: [self._happening(event) for event in act()]) == expected
+        self._told(lambda: None)
 
-    def _act_closed(self, act: Callable[[], Sequence[StreamEvent]]) -> None:
-        with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
-            act()
+    def _told(self, tell: Callable[[], None]) -> None:
+        """The model is told of a frame without events, unless the stream is closed."""
+        self.model.last_activity = self.model.now
+        if not self.closed:
+            tell()
+            self.model.frame_received()
         self.check()
 
     def _happening(self, event: StreamEvent) -> Happening:
