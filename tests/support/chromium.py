@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import wave
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -24,6 +23,8 @@ import pytest
 from numpy.typing import NDArray
 from support.patience import PATIENCE_SEC
 from support.speech_clips import SAMPLE_RATE
+
+from omni_ws.client.audio import Pcm16, write_wav
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page
@@ -74,15 +75,10 @@ _READ_TAP: Final = """async () => {
   const { rate, pieces, context } = window.tapped;
   const all = pieces.length + 32; // what is on its way here
   while (pieces.length < all && context?.state === "running") await new Promise((go) => setTimeout(go, 10));
-  const whole = new Float32Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
-  let place = 0;
-  for (const piece of pieces) { whole.set(piece, place); place += piece.length; }
-  let text = "";
-  const bytes = new Uint8Array(whole.buffer);
-  for (let start = 0; start < bytes.length; start += 32768) {
-    text += String.fromCharCode(...bytes.subarray(start, start + 32768));
-  }
-  return { rate, samples: btoa(text) };
+  const reader = new FileReader();
+  reader.readAsDataURL(new Blob(pieces));
+  await new Promise((go) => (reader.onload = go));
+  return { rate, samples: reader.result.split(",")[1] ?? "" };
 }"""
 #: A microphone that hears what a test says, within the page's own sound. The audio thread makes its samples when it
 #: gets to them: however late a busy machine is, none is lost, while Chromium's own device goes on.
@@ -452,12 +448,7 @@ async def demo_page(
 
 def recording(path: Path, *pieces: bytes, rate: int = 16_000) -> Path:
     """A WAV file of pcm16 pieces, for the microphone."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        for piece in pieces:
-            file.writeframes(piece)
+    write_wav(path, Pcm16(b"".join(pieces), rate))
     return path
 
 
