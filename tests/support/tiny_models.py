@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -205,9 +206,6 @@ def build_audio_model(folder: Path) -> None:
             "encoder_attention_heads": 2,
             "encoder_ffn_dim": 64,
             "d_model": 32,
-            "max_source_positions": 1500,
-            "scale_embedding": False,
-            "activation_function": "gelu",
         },
         text_config={"model_type": "qwen2", **_text_config()},
         audio_token_index=259,
@@ -257,14 +255,8 @@ def _rename_weights(path: Path) -> None:
     """Newer transformers save names that the released checkpoints do not have and vLLM does not know."""
     renamed = {}
     for name, weight in load_file(path).items():
-        name = name.removeprefix("model.")
-        if name.startswith("lm_head"):
-            name = f"language_model.{name}"
-        elif name.startswith("language_model."):
-            inner = name.removeprefix("language_model.")
-            while inner.startswith("model."):
-                inner = inner.removeprefix("model.")
-            name = f"language_model.{inner}" if inner.startswith("lm_head") else f"language_model.model.{inner}"
+        name = re.sub("^lm_head", "language_model.lm_head", name.removeprefix("model."))
+        name = re.sub(r"^language_model\.(model\.)*(?!lm_head)", "language_model.model.", name)
         renamed[name] = weight.clone()
     save_file(renamed, path, {"format": "pt"})
 
@@ -282,9 +274,6 @@ def build_vision_model(folder: Path) -> None:
             "hidden_size": 128,
             "num_heads": 2,
             "mlp_ratio": 2,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
         },
         text_config=_text_config(rope_parameters=rope),
         vision_start_token_id=259,
