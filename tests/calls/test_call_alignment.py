@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.audiosocket import PACKET, AsteriskCall, asterisk_call
 from support.call_sound import RATE, NoiseEngine, Truth, as_samples, noise, only_call, pcm16, told, tracks
 from support.inline_workers import inline
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
-from support.phone_gateway import PhoneGateway, phone_gateway
+from support.telephones import SOCKET_PACKET, AsteriskCall, PhoneGateway, asterisk_call, phone_gateway
 
 from omni_ws.audio.pcm import decode_mu_law, encode_mu_law
 
@@ -221,9 +220,9 @@ async def test_a_call_of_ten_minutes_over_audiosocket(tmp_path: Path) -> None:
             spoken = noise(3000 + turn, 1.0, 8000)
             user.add(begins - began, spoken, 8000)
             data = pcm16(spoken) + bytes(16 * 700)
-            for start in range(0, len(data), PACKET):
+            for start in range(0, len(data), SOCKET_PACKET):
                 await asyncio.sleep(0.02)
-                await call.send(0x10, data[start : start + PACKET])
+                await call.send(0x10, data[start : start + SOCKET_PACKET])
             await asyncio.sleep(PHONE_INTERRUPTED_SEC)
             if turn < TURNS - 1:
                 await call.press("1")

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
-from support.openai_realtime_names import openai_names
+from support.realtime_client import openai_names
 from support.scripted_engines import HearingEngine, said, takes, tool_call
 from websockets.asyncio.server import ServerConnection, serve
 

@@ -1,6 +1,7 @@
 """Clients of ``/v1/realtime`` and ``/v1/live/sessions`` that hold every event to the types of OpenAI's library.
 
-That of Live holds them to the rules of its API, too: what comes first and last, ids, and times.
+That of Live holds them to the rules of its API, too: what comes first and last, ids, and times. By those types there
+are also the names of the Realtime API that ``realtime_parity.toml`` must judge.
 """
 
 from __future__ import annotations
@@ -9,17 +10,30 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import orjson
 import yaml
 from jsonschema import Draft202012Validator
 from openai.types.beta.realtime import TranscriptionSessionUpdatedEvent
 from openai.types.live import ServerEvent
-from openai.types.realtime import RealtimeServerEvent
+from openai.types.realtime import (
+    ConversationItem,
+    RealtimeClientEvent,
+    RealtimeConnectParams,
+    RealtimeResponse,
+    RealtimeResponseCreateParams,
+    RealtimeServerEvent,
+    RealtimeSessionCreateRequest,
+    RealtimeSessionCreateResponse,
+    RealtimeTranscriptionSessionCreateRequest,
+    RealtimeTranscriptionSessionCreateResponse,
+    ResponseItemReference,
+)
+from pydantic import BaseModel
 from support.inline_workers import loud_24k, quiet_24k
 from support.live_server import LiveServer
 from support.native_client import FrameClient
@@ -281,3 +295,61 @@ async def live_client(server: LiveServer, *, query: str = "", **options: Any) ->
     url = f"ws://127.0.0.1:{server.port}/v1/live/sessions{query}"
     async with connect(url, max_size=None, ping_interval=None, **options) as connection:
         yield LiveClient(connection)
+
+
+#: Fields of every event; they are judged once.
+_ENVELOPE: Final = ("type", "event_id")
+#: Objects that are judged in a section of their own, by the classes that describe them.
+_ITEMS: Final = (*get_args(get_args(ConversationItem)[0]), ResponseItemReference)
+_OF_OWN: Final = {
+    "session": (
+        RealtimeSessionCreateRequest,
+        RealtimeTranscriptionSessionCreateRequest,
+        RealtimeSessionCreateResponse,
+        RealtimeTranscriptionSessionCreateResponse,
+    ),
+    "response": (RealtimeResponseCreateParams,),
+    "server.response": (RealtimeResponse,),
+}
+_ELSEWHERE: Final = {one for classes in _OF_OWN.values() for one in classes} | set(_ITEMS)
+
+
+def openai_names() -> set[str]:
+    """Return all names: ``client.EVENT.FIELD``, ``session.FIELD``, ``response.FIELD``, ``item.TYPE.FIELD`` ….
+
+    The fields of a list's elements follow its name, and the fields of several forms of one object are joined.
+    """
+    names = {f"query.{name}" for name in RealtimeConnectParams.__annotations__}
+    for side, union in (("client", RealtimeClientEvent), ("server", RealtimeServerEvent)):
+        names |= {f"{side}.{name}" for name in _ENVELOPE}
+        for kind, event in by_type(union).items():
+            names |= {f"{side}.{kind}", *_fields(event, f"{side}.{kind}", without=_ENVELOPE)}
+    for place, classes in _OF_OWN.items():
+        for one in classes:
+            names |= set(_fields(one, place))
+    for one in _ITEMS:
+        (kind,) = get_args(one.model_fields["type"].annotation) or get_args(
+            get_args(one.model_fields["type"].annotation)[0]
+        )
+        names |= {f"item.{kind}", *_fields(one, f"item.{kind}", without=("type",))}
+    return names
+
+
+def _fields(model: type[BaseModel], place: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of the model's fields, and of the fields of the objects in them."""
+    for name, field in model.model_fields.items():
+        if name in without:
+            continue
+        path = f"{place}.{field.alias or name}"
+        yield path
+        for inner in _models(field.annotation):
+            if inner not in _ELSEWHERE:
+                yield from _fields(inner, path)
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """Yield the classes of objects in an annotation: an alternative, an element, or the type itself."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for inner in get_args(kind):
+        yield from _models(inner)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
-from support.made_requests import end_input, give_input, make_request
+from support.parts_of_sessions import end_input, give_input, make_request
 from support.patience import until
 from support.scripted_engines import HEARS, PlayingEngine
 

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
-from support.made_requests import weighed
 from support.native_client import Guarantees, NativeClient, connecting
+from support.parts_of_sessions import weighed
 from support.scripted_engines import HearingEngine
 from websockets.exceptions import ConnectionClosed
 

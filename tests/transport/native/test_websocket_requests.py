@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
-from support.made_requests import weighed
 from support.native_client import native_client
+from support.parts_of_sessions import weighed
 from support.raw_http import events_of, post
 from support.scripted_engines import CapableEngine
 from support.speech_clips import clip_bytes

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
-from support.made_requests import weighed
 from support.native_client import NativeClient, native_client
+from support.parts_of_sessions import weighed
 from support.realtime_client import realtime_client, text_of
 from support.scripted_engines import CapableEngine
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from support.inline_workers import inline
 from support.live_server import live_server
-from support.openai_realtime_names import openai_names
-from support.realtime_client import failed, realtime_client, text_of
+from support.realtime_client import failed, openai_names, realtime_client, text_of
 from support.scripted_engines import CapableEngine, PlayingEngine, said
 
 from omni_ws.core.chunks import Modality, OutputModality

@@ -12,10 +12,10 @@ from uuid import UUID
 import numpy as np
 import pytest
 from support import inline_workers
-from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
 from support.inline_workers import InlineWorkers, ScriptedJudge, inline
 from support.live_server import live_server, read
 from support.scripted_engines import HearingEngine
+from support.telephones import CALL, SOCKET_PACKET, AsteriskCall, asterisk_call, frame, front_end
 
 from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey, digest
@@ -283,7 +283,7 @@ async def test_it_is_off_by_default() -> None:
     ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "the first frame must hold the UUID of the call"),
-        (frame(0x10, bytes(PACKET)), "the first frame must hold the UUID of the call"),
+        (frame(0x10, bytes(SOCKET_PACKET)), "the first frame must hold the UUID of the call"),
         (frame(0x01, bytes(15)), "a frame of kind 0x01 must have 16 bytes, not 15"),
     ],
 )
@@ -299,8 +299,8 @@ async def test_a_call_begins_with_its_uuid(sent: bytes, reason: str, caplog: pyt
     "sent",
     [
         b"\x10" + (MAX_AUDIO_BYTES + 2).to_bytes(2, "big"),
-        frame(0x10, bytes(PACKET + 1)),
-        frame(0x12, bytes(2 * PACKET)),
+        frame(0x10, bytes(SOCKET_PACKET + 1)),
+        frame(0x12, bytes(2 * SOCKET_PACKET)),
         frame(0x03, b"12"),
     ],
     ids=["a frame beyond the limit", "half a sample", "another rate", "two keys"],
