@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -196,14 +194,8 @@ class WorkerServer:
         ended = re.findall(r"worker w(\d+) \(.* has ended", said)
         return {*map(int, started)} - {*map(int, ended)}
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
-
     async def get(self, path: str) -> Any:
         return await call(self.port, "GET", path)
-
-    async def ended(self) -> int:
-        return await asyncio.to_thread(self.process.wait, PATIENCE_SEC)
 
 
 @contextmanager

@@ -30,14 +30,18 @@ _AT_ONCE = 1000
 PERIOD_SEC = 0.005
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SEC) -> None:
-    """Lets the loop run until ``condition`` holds. Raises TimeoutError when it does not come true."""
-    virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SEC, moves: bool = False) -> None:
+    """Lets the loop run until ``condition`` holds. Raises TimeoutError when it does not come true.
+
+    It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next. A virtual
+    clock stands still meanwhile, unless it ``moves``.
+    """
+    stands = isinstance(asyncio.get_running_loop(), VirtualClockLoop) and not moves
     async with asyncio.timeout(seconds):
         looks = 0
         while not condition():
             looks += 1
-            await asyncio.sleep(0 if virtual or looks < _AT_ONCE else PERIOD_SEC)
+            await asyncio.sleep(0 if stands or looks < _AT_ONCE else PERIOD_SEC)
 
 
 async def until_heard(asr: RecogniserEngine) -> None:

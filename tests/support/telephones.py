@@ -169,11 +169,6 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
     return bytes([kind]) + len(payload).to_bytes(2, "big") + payload
 
 
-def front_end(server: LiveServer) -> AudioSocketCalls:
-    (found,) = (one for one in server.app.front_ends if isinstance(one, AudioSocketCalls))
-    return found
-
-
 class AsteriskCall:
     """One connection, and the audio that was heard on it."""
 
@@ -232,7 +227,7 @@ class AsteriskCall:
 @contextlib.asynccontextmanager
 async def asterisk_call(server: LiveServer) -> AsyncIterator[AsteriskCall]:
     """A connection before its first frame."""
-    port = front_end(server).port
+    port = server.front_end(AudioSocketCalls).port
     assert port is not None
     async with raw_client(port) as client:
         yield AsteriskCall(client.reader, client.writer)

@@ -42,7 +42,7 @@ def changing() -> Iterator[WorkerServer]:
     """A server for the tests that end workers, each of which leaves it with two that are ready."""
     with worker_server("--fake.first-chunk-delay-ms", "50") as server:
         yield server
-        server.signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SEC) == 0
 
 
@@ -52,7 +52,7 @@ def hanging() -> Iterator[WorkerServer]:
     flags = ("--worker-hang-timeout-sec", "3", "--limits.max-connections", "20")
     with worker_server("--fake.first-chunk-delay-ms", "50", *flags) as server:
         yield server
-        server.signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SEC) == 0
 
 
@@ -298,7 +298,7 @@ async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer
     tasks = [asyncio.create_task(one.talk()) for one in talkers]
     for worker in before:  # as where all processes of the service get it
         os.kill(changing.pid_of(f"w{worker}"), signal.SIGHUP)
-    changing.signal(signal.SIGHUP)
+    changing.process.send_signal(signal.SIGHUP)
     await changing.logged("all workers have been replaced")
     for one in talkers:
         one.stop = True
