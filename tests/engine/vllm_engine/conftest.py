@@ -80,7 +80,7 @@ async def text_engine(text_model: VllmEngine) -> AsyncIterator[VllmEngine]:
 async def voice_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """A model of text with a Talker, with readouts, and with traces of what torch computes."""
     from support.tiny_models import ENGINE_ARGS, build_codec, build_talker, build_text_model, write_talker_profile
-    from support.token_reference import random_vectors
+    from support.vllm_engine import random_vectors
 
     from omni_ws.engine.vllm.readouts import Readouts
 
@@ -126,7 +126,7 @@ async def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     """A model that sees two pictures or a film, and with readouts."""
     pytest.importorskip("torchvision", reason="torchvision is not installed")
     from support.tiny_models import MULTIMODAL_ARGS, build_vision_model
-    from support.token_reference import random_vectors
+    from support.vllm_engine import random_vectors
 
     from omni_ws.engine.vllm.readouts import Readouts
 

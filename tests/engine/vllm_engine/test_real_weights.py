@@ -144,7 +144,7 @@ async def test_log_probabilities_are_those_of_llama_cpp(
 async def test_readouts_are_of_the_hidden_states_of_transformers(
     engine: VllmEngine, tokenizer: Any, folder: Path, vectors: ReadoutVectors
 ) -> None:
-    from support.token_reference import Reference
+    from support.vllm_engine import Reference
 
     tokens = tokenizer(PROMPTS[4]).input_ids
     reference = Reference(folder)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from support.live_server import LiveServer, live_server
 from support.raw_http import DONE, RawResponse, events_of, post
-from support.token_reference import Reference
+from support.vllm_engine import Reference
 
 from omni_ws.engine.vllm.engine import VllmEngine
 

@@ -19,8 +19,18 @@ import pytest_asyncio
 from salience_client import SalienceClient
 from support.patience import PATIENCE_SEC, until
 from support.salience_server import SalienceServer, refused, salience_server
-from support.token_reference import ALL, LAYERS, Reference, close, png, random_vectors, readouts
-from support.vllm_engine import core_process, unfinished, until_state
+from support.vllm_engine import (
+    ALL,
+    LAYERS,
+    Reference,
+    close,
+    core_process,
+    png,
+    random_vectors,
+    readouts,
+    unfinished,
+    until_state,
+)
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError

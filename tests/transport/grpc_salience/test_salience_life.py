@@ -14,8 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.http_server import tls_contexts
 from support.patience import PATIENCE_SEC
-from support.raw_http2 import raw_http2
-from support.salience_server import SalienceServer, refused, salience_server
+from support.salience_server import SalienceServer, raw_http2, refused, salience_server
 from support.tcp_relay import Cut, Direction, tcp_relay
 from support.token_engine import TokenEngine
 
