@@ -147,7 +147,7 @@ async def test_the_openai_package_of_node(tmp_path: Path) -> None:
     tool("OUTSIDE_NODE")
     tls_contexts(tmp_path)
     certificate = tmp_path / "certificate.pem"
-    async with servers(ssl_certfile=certificate, ssl_keyfile=tmp_path / "key.pem") as (urls, model):
+    async with servers(ssl_certfile=certificate, ssl_keyfile=certificate) as (urls, model):
         script, trust = CLIENTS / "realtime_openai_node.mjs", {"NODE_EXTRA_CA_CERTS": str(certificate)}
         output = await run_in_node(script, tmp_path, *arguments(urls, tmp_path), variables=trust)
     seen = check(output, tmp_path, model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from omni_ws.audio.container import wav_header
 from omni_ws.errors import NotFound
+from omni_ws.tools.lan_certificate import kept_certificate
 from omni_ws.transport.http.application import Application, Handler, HttpLimits, Router, UpgradeDecision
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.exchange import HttpExchange
@@ -105,19 +105,11 @@ async def serving(
 
 
 def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's and a client's context around a certificate made for this run."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    """A server's and a client's context around a certificate made for this run: ``certificate.pem``, with its key."""
+    certificate = folder / "certificate.pem"
+    kept_certificate(certificate, ["localhost", "127.0.0.1"])
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
+    server.load_cert_chain(certificate)
     return server, ssl.create_default_context(cafile=str(certificate))
 
 

@@ -55,7 +55,7 @@ def requests() -> dict[str, Any]:
 
 async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     tls_contexts(tmp_path)
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate = key = tmp_path / "certificate.pem"
     config = ServerConfig(grpc=GrpcConfig(port=0), ssl_certfile=certificate, ssl_keyfile=key)
     async with salience_server(TokenEngine(), config=config) as server:
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())
