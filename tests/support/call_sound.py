@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.scripted_engines import ActingEngine
 
-from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
+from omni_ws.audio.pcm import Samples, resampled, samples_from_pcm16
 from omni_ws.calls.files import describe, write_wav
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
@@ -26,14 +26,6 @@ def noise(seed: int, seconds: float, rate: int = RATE) -> Samples:
     """Noise below 3 kHz that is like no other: where it is found again, it is the same."""
     samples = np.random.default_rng(seed).normal(0, 0.2, int(seconds * 8000)).astype(np.float32)
     return resampled(samples, 8000, rate, "HQ").clip(-0.9, 0.9)
-
-
-def pcm16(samples: Samples) -> bytes:
-    return np.rint(samples * 32767).astype("<i2").tobytes()
-
-
-def as_samples(data: bytes) -> Samples:
-    return samples_from_bytes(data, SampleLayout.S16)
 
 
 class NoiseEngine(ActingEngine):
@@ -74,7 +66,7 @@ def tracks(lines: CallLines) -> tuple[Samples, Samples, int]:
         rate = file.getframerate()
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2)
         assert (file.getnchannels(), file.getnframes()) == (2, len(samples))
-    left, right = (as_samples(samples[:, side].tobytes()) for side in (0, 1))
+    left, right = (samples_from_pcm16(samples[:, side]) for side in (0, 1))
     return left, right, rate
 
 

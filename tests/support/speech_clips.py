@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, resampled
+from omni_ws.audio.pcm import PCM16, Samples, pcm16_from_samples, resampled, samples_from_pcm16
+from omni_ws.client.audio import read_wav
 
 SAMPLE_RATE = 16_000
 _DATA = Path(__file__).parent.parent / "data"
@@ -28,9 +28,9 @@ WORDS = {
 
 def clip_bytes(name: str) -> bytes:
     """pcm16, 16 kHz, mono."""
-    with wave.open(str(_DATA / f"{name}.wav"), "rb") as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (SAMPLE_RATE, 1, 2)
-        return file.readframes(file.getnframes())
+    clip = read_wav(_DATA / f"{name}.wav")
+    assert (clip.sample_rate, clip.channels) == (SAMPLE_RATE, 1)
+    return clip.samples
 
 
 def clip_pcm(name: str) -> NDArray[np.int16]:
@@ -38,8 +38,7 @@ def clip_pcm(name: str) -> NDArray[np.int16]:
 
 
 def clip_samples(name: str) -> Samples:
-    samples: Samples = clip_pcm(name).astype(np.float32) / np.float32(32768)
-    return samples
+    return samples_from_pcm16(clip_pcm(name))
 
 
 def silence(seconds: float) -> bytes:
@@ -48,8 +47,7 @@ def silence(seconds: float) -> bytes:
 
 def at_24k(audio: bytes) -> bytes:
     """Audio of 16 kHz at the rate of the Realtime API."""
-    samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32768)
-    return bytes(np.rint(resampled(samples, SAMPLE_RATE, 24_000) * 32767).clip(-32768, 32767).astype("<i2").tobytes())
+    return as_pcm16(resampled(samples_from_pcm16(np.frombuffer(audio, PCM16)), SAMPLE_RATE, 24_000))
 
 
 def noises(seconds: float = 4.0) -> dict[str, Samples]:
@@ -102,7 +100,7 @@ class Room:
 
 
 def as_pcm16(samples: Samples) -> bytes:
-    return np.clip(np.rint(samples * 32767), -32768, 32767).astype("<i2").tobytes()
+    return pcm16_from_samples(samples).tobytes()
 
 
 ODD_TEXTS: Final = (
