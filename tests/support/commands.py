@@ -12,7 +12,6 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -198,7 +197,7 @@ class WorkerServer:
         return await call(self.port, "GET", path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def server_process(*flags: str) -> Iterator[WorkerServer]:
     """A server that listens. Whatever the test does, none of its processes is left."""
     with NamedTemporaryFile() as log:
@@ -215,7 +214,7 @@ def server_process(*flags: str) -> Iterator[WorkerServer]:
                 server.process.kill()
 
 
-@contextmanager
+@contextlib.contextmanager
 def worker_server(*flags: str) -> Iterator[WorkerServer]:
     """A server whose two workers are ready."""
     with server_process("--workers", "2", *flags) as server:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,7 +163,7 @@ class MediaHost:
             await exchange.respond(200, [("Content-Type", kind)], data)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def media_host(**options: Any) -> AsyncIterator[MediaHost]:
     host = MediaHost()
     async with serving(RoutedApplication({"GET /{path:path}": host.answer}), **options) as served:

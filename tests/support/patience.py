@@ -16,12 +16,9 @@ from omni_ws.engine.threads import Lane
 if TYPE_CHECKING:
     from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 
-
 #: Far longer than anything takes on a machine with fifteen programs to a core; less than pytest gives a test, so that
 #: the wait that failed is named.
 PATIENCE_SEC: Final = 500.0
-
-
 #: More than there are between the end of one step of listening and the beginning of the next.
 _IDLE_PASSES = 20
 #: Looks in every pass of the loop before those that leave the processor to others.

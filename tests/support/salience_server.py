@@ -8,7 +8,6 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +75,7 @@ class SalienceServer:
         await self.call("CloseSession", session_id=session_id)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def salience_server(
     engine: Any,
     *,
@@ -103,7 +102,7 @@ async def salience_server(
             await engine.stop()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def refused(status: grpc.StatusCode, match: str = "") -> AsyncIterator[None]:
     """The block is answered with this status, whose text contains ``match``."""
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -223,7 +222,7 @@ class RawHttp2:
             self.over.add(stream)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def raw_http2(port: int, *, window: int = 65_535) -> AsyncIterator[RawHttp2]:
     """``window`` is what the server may send on each call."""
     async with raw_client(port) as connection:
