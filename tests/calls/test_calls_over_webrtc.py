@@ -85,7 +85,7 @@ async def test_a_call_of_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         offsets = truth.offsets_ms(track, rate)
         print(f"offsets {min(offsets):.2f} to {max(offsets):.2f} ms of {len(offsets)}")
         assert max(map(abs, offsets)) < 20
-        assert truth.strays(track, rate) < 0.002, truth.where(track, rate)
+        assert truth.strays(track, rate) == []
 
 
 @pytest.mark.slow
