@@ -342,26 +342,18 @@ OMNI_TEMPLATE: Final = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+
+def _tokens(place: str, begin: str, end: str) -> dict[str, str]:
+    around = [(one, *name) for one in ("vision", "audio") for name in (("bos", begin), ("eos", end))]
+    return {f"{one}_token": place.format(one, one.upper()) for one in ("image", "audio", "video")} | {
+        f"{one}_{name}_token": f"<|{one}_{tag}|>" for one, name, tag in around
+    }
+
+
 #: What processors ask the tokenizer for, by its attributes.
 MEDIA_TOKENS: Final[Mapping[Family, Mapping[str, str]]] = {
-    Family.QWEN25: {
-        "image_token": "<|IMAGE|>",
-        "audio_token": "<|AUDIO|>",
-        "video_token": "<|VIDEO|>",
-        "vision_bos_token": "<|vision_bos|>",
-        "vision_eos_token": "<|vision_eos|>",
-        "audio_bos_token": "<|audio_bos|>",
-        "audio_eos_token": "<|audio_eos|>",
-    },
-    Family.QWEN3: {
-        "image_token": "<|image_pad|>",
-        "audio_token": "<|audio_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_bos_token": "<|vision_start|>",
-        "vision_eos_token": "<|vision_end|>",
-        "audio_bos_token": "<|audio_start|>",
-        "audio_eos_token": "<|audio_end|>",
-    },
+    Family.QWEN25: _tokens("<|{1}|>", "bos", "eos"),
+    Family.QWEN3: _tokens("<|{0}_pad|>", "start", "end"),
 }
 _SPEECH_TOKENS: Final[Mapping[Family, tuple[str, ...]]] = {
     Family.QWEN25: ("<|tts_pad|>", "<|tts_bos|>", "<|tts_eos|>"),
