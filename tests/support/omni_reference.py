@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from support.tiny_models import MEDIA_TOKENS, Family, omni_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AutoProcessor,
     Qwen2_5OmniForConditionalGeneration,
-    Qwen2_5OmniProcessor,
     Qwen3OmniMoeForConditionalGeneration,
-    Qwen3OmniMoeProcessor,
 )
 
 from omni_ws.engine.omni.slot_talker import SlotTalker, load_talker
@@ -58,8 +57,6 @@ class Fault(StrEnum):
     NO_AUDIO_CONFIG = "no_audio_config"
     #: Both: an answer of one token has no row, Qwen3's first code may be the end: nothing to stack. Here it is silence.
     NOTHING_TO_SAY = "nothing_to_say"
-    #: Qwen3: chunked_decode() loses the end of each chunk of 300 frames, and gives the next too little context.
-    SEAMS = "seams"
     #: Qwen3: an answer that is cut lacks its last frame, whose other 15 codes would be made in the step after.
     LAST_FRAME = "last_frame"
 
@@ -112,11 +109,10 @@ class OmniReference:
 
     def __init__(self, family: Family, folder: Path) -> None:
         self.family = family
-        models: Any = (Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor)
-        if family is Family.QWEN3:
-            models = (Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor)
-        self.model = models[0].from_pretrained(folder, dtype=torch.float32).eval()
-        self.processor = models[1].from_pretrained(folder)
+        qwen25 = family is Family.QWEN25
+        kind: Any = Qwen2_5OmniForConditionalGeneration if qwen25 else Qwen3OmniMoeForConditionalGeneration
+        self.model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        self.processor = AutoProcessor.from_pretrained(folder)
 
     def speak(
         self,
@@ -144,12 +140,13 @@ class OmniReference:
             try:
                 self._generate(inputs, text_end, codec_end, text_tokens, codec_frames + more, patches)
             except _NothingToSay:
-                codes.append(torch.zeros(1, self._codebooks, 0, dtype=torch.int64))
+                groups = 1 if self.family is Family.QWEN25 else self.model.config.talker_config.num_code_groups
+                codes.append(torch.zeros(1, groups, 0, dtype=torch.int64))
         (thought,) = thinking
         return self._spoken(inputs, thought, codes[0], text_end, codec_end)
 
     def code2wav(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The sound (n,) of Qwen3's codes (frames, 16), in one piece."""
+        """The sound (n,) of Qwen3's codes (frames, 16), in one piece: chunked_decode() loses the end of each chunk."""
         with torch.no_grad():
             sound: NDArray[np.float32] = self.model.code2wav(torch.from_numpy(codes.T[None]))[0, 0].numpy()
         return sound
@@ -165,10 +162,6 @@ class OmniReference:
             )
         made: NDArray[np.float32] = sound.numpy()
         return made
-
-    @property
-    def _codebooks(self) -> int:
-        return 1 if self.family is Family.QWEN25 else int(self.model.config.talker_config.num_code_groups)
 
     def _ends(self) -> tuple[int, int]:
         config = self.model.config
