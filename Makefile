@@ -89,7 +89,7 @@ BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" --igno
 # Three processes, which take 4 GB each at most and wait a third of their time; files that share an engine or a reference
 # go to one (tests/support/vllm_tests.py).
 VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 3 \
-  --dist loadfile --no-loadscope-reorder
+  --dist loadgroup --no-loadscope-reorder
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.
 PARTS_BEFORE :=

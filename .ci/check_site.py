@@ -29,7 +29,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 async def problems(site: str, chromium: str) -> list[str]:
     from playwright.async_api import async_playwright
-    from support.accessibility import load_axe, violations
+    from support.chromium import load_axe, violations
 
     found = []
     async with async_playwright() as playwright:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from support.echoing_client import Room
-from support.speech_clips import SAMPLE_RATE, clip_samples, noises
+from support.speech_clips import SAMPLE_RATE, Room, clip_samples, noises
 
 from omni_ws.audio.echo import NoiseReduction, NoiseSuppressor, OwnEcho
 from omni_ws.audio.pcm import Samples, pcm16_from_samples

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from support.part_engines import ActingEngine
+from support.scripted_engines import ActingEngine
 
 from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word

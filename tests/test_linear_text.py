@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.made_requests import make_request
+from support.parts_of_sessions import make_request
 from support.word_prompts import form
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, ToolCall, ToolCallFragment, Word

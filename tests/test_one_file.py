@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pytest
-from support.node import node_command, run
+from support.outside import node_command, run_outside
 
 from omni_ws.web import folders, one_file
 
@@ -45,7 +45,7 @@ async def test_it_does_what_the_modules_do(tmp_path: Path) -> None:
     results = []
     for name in ("entry.js", "one.mjs"):
         script = f'import("./{name}").then((found) => console.log(JSON.stringify([found.found, found.twice(5)])))'
-        results.append(json.loads(await run(*command, "-e", script, cwd=folder)))
+        results.append(json.loads(await run_outside(*command, "-e", script, cwd=folder)))
     assert results == [[[8, f"{folder}/parts/file.js", "a // b  /* c */"], 10]] * 2
     assert "comment" not in (folder / "one.mjs").read_text()
 

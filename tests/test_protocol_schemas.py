@@ -15,7 +15,7 @@ from msgspec import Struct
 from openai.types.live import ClientEvent, ServerEvent
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
-from support.routes import routes_of
+from support.live_server import routes_of
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.fake import EchoEngine

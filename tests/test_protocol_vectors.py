@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.acknowledged_stream import AcknowledgedStream
+from support.checked_input_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputChunk, OutputModality
 from omni_ws.core.input_stream import StreamLimits

@@ -72,8 +72,8 @@ async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: i
         processes, own = await stack.enter_async_context(fleet_of(replicas, folder, store=store, word_ms=made_ms))
         urls, statistics = [], None
         if front is not None:
-            from support.fronts import STATISTICS
-            from support.fronts import front as front_before
+            from support.outside import STATISTICS
+            from support.outside import front as front_before
 
             kind = f"fleet/{front}"
             port = await stack.enter_async_context(front_before(kind, folder, [one.port for one in processes]))

@@ -116,7 +116,7 @@ class StoreProcess(Process):
     def serves(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")  # not while it reads its file
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))  # not while it reads its file
         return False
 
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from support.engine_answers import Input, streamed
-from support.tiny_models import ENGINE_ARGS, build_larger_text_model
+from support.tiny_models import ENGINE_ARGS, build_text_model
 from support.vllm_engine import llm_of, request, running_engine
 
 from benchmarks.vllm_parts.report import Report, Size, median_ratio, milliseconds
@@ -41,7 +41,7 @@ async def measure(report: Report, size: Size, models: Path) -> None:
         f"{TOKENS} tokens that come in over {SECONDS} s: from the end of the input to the first token",
         *("input", "n", "ms, median (90 % of them)", "of the one-shot request, median of the pairs"),
     )
-    async with running_engine(build_larger_text_model(models / "larger"), ENGINE) as engine:
+    async with running_engine(build_text_model(models / "larger", larger=True), ENGINE) as engine:
         await _one_shot(engine, _words(0))
         at_once: list[float] = []
         ways: dict[str, tuple[Mapping[str, Any], list[float]]] = {

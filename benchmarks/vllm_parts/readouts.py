@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from support.tiny_models import ENGINE_ARGS, build_larger_text_model
+from support.tiny_models import ENGINE_ARGS, build_text_model
 
 from benchmarks.vllm_parts.report import Report, Size, median_ratio, milliseconds
 from omni_ws.config.model import VllmConfig
@@ -41,7 +41,7 @@ WAYS: Final = {
 
 
 async def measure(report: Report, size: Size, models: Path) -> None:
-    model = build_larger_text_model(models / "larger")
+    model = build_text_model(models / "larger", larger=True)
     times: dict[int, dict[str, list[float]]] = {streams: {way: [] for way in WAYS} for streams in STREAMS}
     # The engine started first may be on a better or worse core: each is first in half of the runs.
     for order in ((OFF, ON), (ON, OFF)):

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from support.engine_answers import Input, streamed
-from support.tiny_codec import build_codec, write_talker_profile
-from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
+from support.tiny_models import ENGINE_ARGS, build_codec, build_talker, build_text_model, write_talker_profile
 from support.vllm_engine import request, running_engine
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds

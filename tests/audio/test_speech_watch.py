@@ -6,8 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.inline_workers import MS, LoudnessDetector, loud, quiet
-from support.judges import ScriptedJudge
+from support.inline_workers import MS, LoudnessDetector, ScriptedJudge, loud, quiet
 from support.speech_clips import SAMPLE_RATE as CLIP_RATE
 from support.speech_clips import clip_samples, noises
 

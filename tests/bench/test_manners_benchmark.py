@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
+from support.scripted_engines import HearingEngine
 
 from benchmarks.manners.over_answers import say_over
 from benchmarks.manners.rows import Bench, quantiles, share

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
-from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page, load_axe, out_of_reach_by_keyboard, violations
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, RetortEngine, WordEngine
+from support.scripted_engines import ReadingEngine, RetortEngine, WordEngine
 
 from omni_ws.engine.composed.engine import ComposedEngine
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
 from support.call_sound import NoiseEngine
-from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page, load_axe, out_of_reach_by_keyboard, violations
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
-from support.part_engines import ToneEngine
 from support.raw_http import raw_client, request
 from support.recordings import recordings
+from support.scripted_engines import ToneEngine
 
 from omni_ws.config.keys import ApiKey, digest
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.part_engines import ReadingEngine, ToolCallingEngine
 from support.realtime_client import realtime_client, text_of
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.scripted_engines import HearingEngine, ReadingEngine, ToolCallingEngine
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.scenarios.speech import word_errors
 
 if TYPE_CHECKING:
     from playwright.async_api import Route
@@ -163,7 +163,7 @@ async def test_a_sideband_sees_the_call_and_asks_for_an_answer(server: LiveServe
             await demo.page.locator("#talk").click()
             await demo.say(clip_bytes("goforward"))
             heard = await sideband.until("conversation.item.input_audio_transcription.completed")
-            assert word_errors(FORWARD, heard["transcript"].strip()) <= 1
+            assert word_errors(FORWARD, heard["transcript"].strip()).wrong <= 1
             assert text_of(await sideband.response()) == TO_FORWARD
             await sideband.until("output_audio_buffer.stopped")
             before = (await demo.played()).seconds

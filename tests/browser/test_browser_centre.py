@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
-from support.part_engines import ReadingEngine, RetortEngine, WordEngine
+from support.scripted_engines import ReadingEngine, RetortEngine, WordEngine
 
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine

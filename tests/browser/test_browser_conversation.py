@@ -16,7 +16,7 @@ import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.part_engines import ReadingEngine, RetortEngine, ToolCallingEngine, WordEngine
+from support.scripted_engines import ReadingEngine, RetortEngine, ToolCallingEngine, WordEngine
 from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.client import connect

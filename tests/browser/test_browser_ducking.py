@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, Played, demo_page
 from support.live_server import LiveServer, live_server
+from support.scripted_engines import HearingEngine
 from support.speech_clips import clip_bytes
 
 from omni_ws.audio import speech_watch

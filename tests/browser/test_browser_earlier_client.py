@@ -6,10 +6,10 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, TAP_PROCESSOR, demo_page
+from support.file_server import page_server
 from support.live_server import live_server
-from support.page_server import page_server
+from support.scripted_engines import HearingEngine
 from support.speech_clips import clip_bytes
 
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput

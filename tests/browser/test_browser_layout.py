@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, ToneEngine, ToolCallingEngine
+from support.scripted_engines import ReadingEngine, ToneEngine, ToolCallingEngine
 
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -10,7 +10,7 @@ from PIL import Image
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.growing_llm import OFFERED, Mind, auto
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, RetortEngine, ToneEngine, WordEngine
+from support.scripted_engines import ReadingEngine, RetortEngine, ToneEngine, WordEngine
 
 from omni_ws.core.chunks import FinishReason, UrlCitation, Usage
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput

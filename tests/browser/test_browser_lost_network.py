@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.patience import until
+from support.speech_clips import WORDS, clip_bytes
 from support.tcp_relay import TcpRelay, tcp_relay
-from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.base import AudioOutput, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = IN_BROWSER
 
@@ -136,6 +137,6 @@ async def test_a_question_is_heard_whole() -> None:
         heard = await demo.page.locator(".you .words").all_inner_texts()
         captured = base64.b64decode(await demo.page.evaluate(READ_CAPTURED))
     assert len(heard) == 1
-    assert word_errors(WORDS["goforward"], heard[0]) <= 1
+    assert word_errors(WORDS["goforward"], heard[0]).wrong <= 1
     assert len(engine.speech) > 2 * 2 * RATE
     assert engine.speech in captured

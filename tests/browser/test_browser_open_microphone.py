@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.accessibility import hear_screen_reader, said_by_screen_reader
-from support.capable_engine import HearingEngine
-from support.chromium import IN_BROWSER, demo_page
+from support.chromium import IN_BROWSER, demo_page, hear_screen_reader, said_by_screen_reader
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
+from support.scripted_engines import HearingEngine
 from support.speech_clips import WORDS, clip_bytes
 from support.tcp_relay import tcp_relay
 

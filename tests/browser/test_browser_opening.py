@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import segno
-from support.accessibility import load_axe, violations
-from support.chromium import IN_BROWSER, demo_page
+from support.chromium import IN_BROWSER, demo_page, load_axe, violations
 from support.live_server import LiveServer, live_server
 from support.patience import PATIENCE_SEC
 from support.raw_http import call

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.chromium import IN_BROWSER
+from support.file_server import page_server
 from support.live_server import live_server
-from support.page_server import page_server
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

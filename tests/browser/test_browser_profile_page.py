@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support import mixed_requests
+from support import ways_in
 from support.chromium import IN_BROWSER
 from support.live_server import live_server
 from support.raw_http import post
@@ -35,7 +35,7 @@ _HIDDEN = """() => {
 async def test_a_phone_shows_every_figure(browser: Browser, tmp_path: Path) -> None:
     async with live_server(profiler={"root": tmp_path}) as server:
         started = (await post(server.port, "/start_request_profile", {"run_id": "phone"})).json()
-        await mixed_requests.run_mixed(server, [mixed_requests.typed(), mixed_requests.speech()], 6)
+        await ways_in.run_mixed(server, [ways_in.typed(), ways_in.speech()], 6)
         await post(server.port, "/stop_request_profile", {})
     page_file = tmp_path / "page.html"
     assert main([str(Path(started["event_file"]).parent), "--format", "html", "--out", str(page_file)]) == 0

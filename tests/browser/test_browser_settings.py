@@ -3,11 +3,10 @@ again, switches."""
 
 from __future__ import annotations
 
-from support.capable_engine import CapableEngine
 from support.chromium import IN_BROWSER, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
-from support.part_engines import ToolCallingEngine
+from support.scripted_engines import CapableEngine, ToolCallingEngine
 from support.speech_clips import clip_bytes
 
 from omni_ws.config.model import VoiceChoice

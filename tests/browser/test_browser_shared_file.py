@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 import pytest_asyncio
-from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
-from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page, load_axe, out_of_reach_by_keyboard, violations
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes

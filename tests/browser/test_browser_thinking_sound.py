@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, RetortEngine
+from support.scripted_engines import ReadingEngine, RetortEngine
 
 from omni_ws.engine.composed.engine import ComposedEngine
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.chromium import IN_BROWSER, demo_page
 from support.live_server import live_server
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 from support.tcp_relay import tcp_relay
 from websockets.asyncio.client import connect
 

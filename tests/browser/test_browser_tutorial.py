@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from support.capable_engine import PlayingEngine
 from support.chromium import IN_BROWSER, demo_page
 from support.document_blocks import ROOT, blocks
 from support.embedded_engine import ears
+from support.file_server import page_server
 from support.live_server import live_server
-from support.page_server import page_server
-from support.part_engines import ReadingEngine
+from support.scripted_engines import PlayingEngine, ReadingEngine
 from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, ToolCallFragment, Usage

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.accessibility import hear_screen_reader, load_axe, said_by_screen_reader, violations
-from support.capable_engine import HearingEngine, read_aloud
-from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.chromium import (
+    IN_BROWSER,
+    DemoPage,
+    demo_page,
+    hear_screen_reader,
+    load_axe,
+    said_by_screen_reader,
+    violations,
+)
+from support.file_server import page_server
 from support.live_server import LiveServer, live_server
-from support.page_server import page_server
 from support.patience import PATIENCE_SEC
 from support.raw_http import post
+from support.scripted_engines import HearingEngine, spoken
 from support.speech_clips import clip_bytes
 
 from omni_ws.config.keys import ApiKey, digest
@@ -99,7 +106,9 @@ async def embedded(
 async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 10
     words = ("Ten", "<b>meters</b>", "then.")
-    engine = HearingEngine(heard=[TranscriptOutput("Go forward <i>ten</i> meters."), *read_aloud(*words)])
+    engine = HearingEngine(
+        heard=[TranscriptOutput("Go forward <i>ten</i> meters."), *spoken(" ".join(words), word_ms=300)]
+    )
     async with embedded(tmp_path, engine) as here:
         demo = here.demo
         keyboard = demo.page.keyboard
@@ -136,7 +145,7 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
 
 async def test_a_server_with_keys_takes_a_client_secret_and_no_key(tmp_path: Path) -> None:
     """What the secret sets holds, unless an attribute says otherwise; one that has expired is told, and replaced."""
-    engine = HearingEngine(read_aloud("Yes."), voices=("tone", "bell"), languages=frozenset({"en", "de"}))
+    engine = HearingEngine(spoken("Yes.", word_ms=300), voices=("tone", "bell"), languages=frozenset({"en", "de"}))
     keys = (ApiKey(name="shop", key_sha256=digest("sesame")),)
     async with embedded(tmp_path, engine, attributes="key=sesame", keys=keys) as here:
         page = here.demo.page
@@ -196,7 +205,7 @@ async def test_a_page_that_is_not_allowed_is_told(tmp_path: Path) -> None:
 
 
 async def test_who_refuses_the_microphone_can_write(tmp_path: Path) -> None:
-    async with embedded(tmp_path, HearingEngine(read_aloud("Yes.")), allow=()) as here:
+    async with embedded(tmp_path, HearingEngine(spoken("Yes.", word_ms=300)), allow=()) as here:
         await here.demo.page.get_by_role("button", name="Start talking").click()
         await here.until_told("error", {"code": "NotAllowedError"})
         await here.shows("does not let this page use the microphone")
@@ -208,7 +217,7 @@ async def test_who_refuses_the_microphone_can_write(tmp_path: Path) -> None:
 
 async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_path: Path) -> None:
     """Moved in the page it goes on. A page that opens and closes it again and again does not grow."""
-    async with embedded(tmp_path, HearingEngine(read_aloud("Yes."))) as here:
+    async with embedded(tmp_path, HearingEngine(spoken("Yes.", word_ms=300))) as here:
         page = here.demo.page
         await page.evaluate("""() => {
           const sheet = new CSSStyleSheet();

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.call_sound import NoiseEngine, noise, pcm16, tracks
+from support.call_sound import NoiseEngine, noise, tracks
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
 from support.native_client import native_client
 from support.raw_http import RawResponse
 from support.raw_http import call as raw_call
 from support.recordings import recordings
+from support.speech_clips import as_pcm16
 
 from omni_ws.audio.pcm import resampled
 from omni_ws.calls.lines import CallFolder
@@ -58,7 +59,7 @@ async def talk(folder: Path, **fields: Any) -> AsyncIterator[tuple[LiveServer, s
             await client.configure(modalities=["text", "audio"], instructions="Be kind.", greeting="")
             await client.say("My name is Ada.")
             await client.answer()
-            await client.chunk(pcm16(QUESTION), modality="audio", end=True)
+            await client.chunk(as_pcm16(QUESTION), modality="audio", end=True)
             await client.answer()
             await client.say("And now?")
             await client.answer()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.call_sound import noise, pcm16, tracks
+from support.call_sound import noise, tracks
+from support.speech_clips import as_pcm16
 
 from omni_ws.calls import (
     files,
@@ -111,7 +112,7 @@ def test_turns_and_texts(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
 def test_the_length_of_the_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_ms: int) -> None:
     monkeypatch.setattr(files, "MAX_SOUND_SEC", 1)
     path = tmp_path / "20260101T000000_sess_1.ndjson"
-    audio = pcm16(noise(1, 1 + more_ms / 1000, 8000))
+    audio = as_pcm16(noise(1, 1 + more_ms / 1000, 8000))
     end = 1000.0 + more_ms
     line = SoundLine(at=end, by="user", format="pcm16", sample_rate=8000, audio=audio)
     path.write_bytes(encode_line(HEADER) + encode_line(line) + encode_line(EndedLine(at=end)))

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 import pytest
-from support.call_sound import NoiseEngine, noise, pcm16
+from support.call_sound import NoiseEngine, noise
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.patience import PATIENCE_SEC
@@ -22,6 +22,7 @@ from support.raw_http import RawResponse, raw_client, request
 from support.raw_http import call as raw_call
 from support.realtime_client import realtime_client
 from support.recordings import recordings
+from support.speech_clips import as_pcm16
 
 from omni_ws.calls.files import write_wav
 from omni_ws.calls.reading import CallReading
@@ -47,7 +48,7 @@ async def recorded_call(
             assert created["recorded"] is True
             await client.configure(modalities=["text", "audio"])
             await client.chunk(SCRIPT, modality="text")
-            await client.chunk(pcm16(noise(1, 0.5, 16_000)), modality="audio", end=True)
+            await client.chunk(as_pcm16(noise(1, 0.5, 16_000)), modality="audio", end=True)
             await client.answer()
         await server.check_empty()
         await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.call_sound import RATE, NoiseEngine, Truth, as_samples, noise, only_call, pcm16, told, tracks
+from support.call_sound import RATE, NoiseEngine, Truth, noise, only_call, told, tracks
 from support.live_server import live_server
 from support.recordings import recordings
+from support.speech_clips import as_pcm16
 from support.webrtc_client import webrtc_call
 
 from omni_ws.audio.compressed import PACKET_BYTES
+from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.engine.threads import Work
 from omni_ws.service.recording import (
     Recorder,
@@ -55,19 +57,19 @@ async def test_a_call_of_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await speaker.recv()
             audio = sent.pop(0)
             free = max(free, loop.time())
-            played.add(free, as_samples(audio))
+            played.add(free, samples_from_bytes(audio, SampleLayout.S16))
             free += PACKET_SEC
 
     hearing = asyncio.create_task(hear())
     for turn in range(TURNS):
         spoken = noise(4000 + turn, 1.0)
         user.add(loop.time(), spoken)
-        data = pcm16(spoken)
+        data = as_pcm16(spoken)
         for start in range(0, len(data), PACKET_BYTES):
             await asyncio.sleep(PACKET_SEC)
             recording.sound(data[start : start + PACKET_BYTES], TRACK, by_user=True)
         await asyncio.sleep(0.317)
-        speaker.say(f"req_{turn}", pcm16(noise(turn, 5.0)))
+        speaker.say(f"req_{turn}", as_pcm16(noise(turn, 5.0)))
         speaker.finish(f"req_{turn}")
         await asyncio.sleep(3.113 if turn < TURNS - 1 else 5.1)
         speaker.clear()
@@ -83,7 +85,7 @@ async def test_a_call_of_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         offsets = truth.offsets_ms(track, rate)
         print(f"offsets {min(offsets):.2f} to {max(offsets):.2f} ms of {len(offsets)}")
         assert max(map(abs, offsets)) < 20
-        assert truth.strays(track, rate) < 0.002, truth.where(track, rate)
+        assert truth.strays(track, rate) == []
 
 
 @pytest.mark.slow
@@ -108,7 +110,7 @@ async def test_a_real_call_has_both_sides_its_turns_and_its_events(tmp_path: Pat
     _, right, rate = tracks(only_call(folder))
     start = int(turn["answer"]["start_ms"] * rate / 1000)
     assert not right[: start - 1].any()
-    wanted = as_samples(pcm16(noise(1, 1.0)))
+    wanted = samples_from_bytes(as_pcm16(noise(1, 1.0)), SampleLayout.S16)
     heard, wanted = right[right != 0], wanted[wanted != 0]  # on a machine that has no time, there are pauses
     assert heard[: RATE - 960] == pytest.approx(wanted[: RATE - 960], abs=0.001)
     kinds = {entry.get("frame", {}).get("type") for entry in call["events"]}

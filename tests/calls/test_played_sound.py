@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.call_sound import RATE, pcm16, tracks
+from support.call_sound import RATE, tracks
+from support.speech_clips import as_pcm16
 
 from omni_ws.calls.files import describe
 from omni_ws.calls.lines import CallLines
@@ -224,7 +225,7 @@ def got(at: float, **frame: Any) -> ReceivedLine:
 
 
 def tone(ms: int) -> str:
-    return base64.b64encode(pcm16(np.full(RATE * ms // 1000, 0.5, np.float32))).decode()
+    return base64.b64encode(as_pcm16(np.full(RATE * ms // 1000, 0.5, np.float32))).decode()
 
 
 def said(at: float, ms: int, number: int, start_ms: int = 0, request: str = "req_1") -> SentLine:

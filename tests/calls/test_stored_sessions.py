@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support.call_sound import only_call, told, tracks
 from support.inline_workers import inline, loud_24k, quiet_24k
-from support.live_client import live_client
 from support.live_server import live_server
-from support.live_talker import Talker
 from support.raw_http import call
+from support.realtime_client import live_client
 from support.recordings import recordings
+from support.scripted_engines import Talker
 
 from omni_ws.config.keys import ApiKey, digest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import SAMPLE_RATE, FindingEngine, ReadingEngine, ToneEngine, ToolCallingEngine, tone
+from support.scripted_engines import SAMPLE_RATE, FindingEngine, ReadingEngine, ToneEngine, ToolCallingEngine, tone
 
 from omni_ws.client import ClientLimits, Final, Reconnected, ResponseStarted, connect
 from omni_ws.core.chunks import FinishReason

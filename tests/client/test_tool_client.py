@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import ReadingEngine, ToolCallingEngine, WordEngine
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import ReadingEngine, ToolCallingEngine, WordEngine
 from tool_client import MAX_ROUNDS, local_time, run_tool
 
 from omni_ws.client.audio import Pcm16, read_wav, write_wav

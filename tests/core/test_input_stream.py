@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.acknowledged_stream import AcknowledgedStream
+from support.checked_input_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset, StartTrigger
 from omni_ws.core.input_stream import READ_SEC, StreamLimits

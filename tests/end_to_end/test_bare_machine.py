@@ -24,10 +24,11 @@ import httpx
 import pytest
 from support.chromium import chromium_path, demo_page
 from support.real_models import fetched
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.audio.container import wav_header
 from omni_ws.client import connect
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [
     pytest.mark.slow,
@@ -108,7 +109,7 @@ async def http(server: str) -> Any:
 def near(heard: str) -> bool:
     """Whether the words are about those of the recording."""
     words = re.sub(r"[^a-z ]", "", heard.lower().replace("10", "ten"))
-    return word_errors(WORDS[CLIP], words) <= 1
+    return word_errors(WORDS[CLIP], words).wrong <= 1
 
 
 def test_what_is_hidden_is_not_found(bare: dict[str, str]) -> None:

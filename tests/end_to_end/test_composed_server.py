@@ -7,10 +7,9 @@ import signal
 
 import pytest
 from support.embedded_engine import ears
-from support.live_server import live_server
+from support.live_server import live_server, scrape
 from support.native_client import native_client
-from support.part_engines import RetortEngine
-from support.scrape import scrape
+from support.scripted_engines import RetortEngine
 from support.speech_clips import WORDS, clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice

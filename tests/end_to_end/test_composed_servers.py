@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import run_command, run_here
-from support.llama_cpp_serve import smollm2_file
 from support.patience import PATIENCE_SEC
 from support.raw_http import post
-from support.real_models import fetched
+from support.real_models import fetched, smollm2_file
 from support.speech_clips import clip_bytes
 
 from omni_ws.cli import main

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE_SEC
 from support.real_models import fetched
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.client import Answer, ClientSession, connect
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -67,7 +68,7 @@ async def answered(session: ClientSession) -> Answer:
     await session.send_audio(clip_bytes(CLIP), end=True)
     answer = await session.answer()
     heard = re.sub(r"[^a-z ]", "", answer.transcript.lower())
-    assert word_errors(WORDS[CLIP], heard) <= len(WORDS[CLIP].split()) / 3
+    assert word_errors(WORDS[CLIP], heard).wrong <= len(WORDS[CLIP].split()) / 3
     assert len(answer.audio) > 24_000
     return answer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.commands import running
 from support.live_server import live_server
-from support.node import node_command
+from support.outside import node_command
 
 from benchmarks.fleet.chaos import Chaos, Plan
 from benchmarks.fleet.processes import Replica, fleet_of, missing

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from support.commands import running
 from support.file_server import FileServer, file_server
-from support.llama_cpp_serve import smollm2_file
 from support.native_client import native_client
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, PERIOD_SEC
 from support.raw_http import call
-from support.until import PERIOD_SEC
+from support.real_models import smollm2_file
 
 from omni_ws.weights import (
     Fetching,

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 from support.commands import running
-from support.event_stream import DONE, Event, content
 from support.mode_b_client import EVENTS, ModeBSession, arriving, create, text
 from support.native_client import NativeClient, connecting, native_client
 from support.patience import PATIENCE_SEC
-from support.raw_http import raw_client, request
+from support.raw_http import DONE, Event, content, raw_client, request
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from support.engine_answers import answered
 from support.engine_answers import text as typed
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
-from support.part_engines import RetortEngine, ToneEngine
 from support.real_models import fetched
+from support.scripted_engines import RetortEngine, ToneEngine
 from support.speech_clips import SAMPLE_RATE, clip_bytes
 from support.voices import need
 

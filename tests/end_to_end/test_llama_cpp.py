@@ -13,9 +13,9 @@ import orjson
 import pytest
 from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
-from support.llama_cpp_serve import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
 from support.patience import PATIENCE_SEC
-from support.speech_clips import WORDS, clip_bytes, silence, word_errors
+from support.real_models import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
+from support.speech_clips import WORDS, clip_bytes, silence
 from support.tcp_relay import TcpRelay, tcp_relay
 
 from omni_ws.client import AudioChunk, Final, connect
@@ -26,6 +26,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [pytest.mark.slow]
 
@@ -82,7 +83,7 @@ async def test_five_spoken_turns_are_in_its_prompt(llama_cpp: int) -> None:
             for clip in clips:
                 await session.send_audio(clip_bytes(clip), end=True)
                 answer = await session.answer()
-                assert word_errors(WORDS[clip], answer.transcript) <= 2
+                assert word_errors(WORDS[clip], answer.transcript).wrong <= 2
                 assert answer.text.strip()
                 assert is_loud(answer.audio)
                 assert answer.usage is not None

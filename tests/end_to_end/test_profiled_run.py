@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import mixed_requests
+from support import ways_in
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.raw_http import post
@@ -21,26 +21,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 REQUESTS = 20
 
 
-async def test_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_ways_in_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clip = clip_bytes("goforward")
     text = {"modalities": ["text"]}
     kinds = [
-        mixed_requests.typed(),
-        mixed_requests.spoken(clip),
-        mixed_requests.chat(stream=True, **text),
-        mixed_requests.chat(**text),
-        mixed_requests.spoken(clip, disorder=True),
-        mixed_requests.streamed_body(modalities=["text"]),
-        mixed_requests.several_requests(modalities=["text"]),
-        interrupted := mixed_requests.interrupted(),
-        mixed_requests.speech(),
-        mixed_requests.typed(modalities=["text"]),
+        ways_in.typed(),
+        ways_in.spoken(clip),
+        ways_in.chat(stream=True, **text),
+        ways_in.chat(**text),
+        ways_in.spoken(clip, disorder=True),
+        ways_in.streamed_body(modalities=["text"]),
+        ways_in.several_requests(modalities=["text"]),
+        interrupted := ways_in.interrupted(),
+        ways_in.speech(),
+        ways_in.typed(modalities=["text"]),
     ]
     interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
     # One voice is enough for stages, and every machine has this one.
     async with live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK), profiler={"root": tmp_path}) as server:
         started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
-        await mixed_requests.run_mixed(server, kinds, REQUESTS)
+        await ways_in.run_mixed(server, kinds, REQUESTS)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()
     assert stopped["dropped_events"] == 0
     folder = Path(started.json()["event_file"]).parent

@@ -10,8 +10,8 @@ import pytest
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import post, raw_client, request
-from support.speech_clips import WORDS, silence, word_errors
-from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
+from support.speech_clips import WORDS, silence
+from support.ways_in import SPOKEN, WAV, WAYS, is_loud
 
 from omni_ws.client import connect
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
@@ -19,6 +19,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine, RemoteRecogniser, RemoteVoice
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]
 
@@ -47,7 +48,7 @@ async def test_a_spoken_conversation_by_websocket() -> None:
         await session.configure(input_audio={"language": "en-US"})
         await session.send_audio(SPOKEN, end=True)
         heard = await session.answer()
-        assert word_errors(WORDS["goforward"], heard.transcript) <= 1
+        assert word_errors(WORDS["goforward"], heard.transcript).wrong <= 1
         assert heard.text
         assert is_loud(heard.audio)
         assert heard.usage is not None
@@ -64,7 +65,7 @@ async def test_open_microphone_by_websocket() -> None:
         for place in range(0, len(speech), 3200):
             await session.send_audio(speech[place : place + 3200])
         answer = await session.answer()
-        assert word_errors(WORDS["goforward"], answer.transcript) <= 1
+        assert word_errors(WORDS["goforward"], answer.transcript).wrong <= 1
         assert is_loud(answer.audio)
 
 
@@ -86,4 +87,4 @@ async def test_requests_to_one_part() -> None:
             kind = "Content-Type: multipart/form-data; boundary=x"
             await client.send(request("POST", "/v1/audio/transcriptions", kind, "Connection: close", body=form))
             written = (await client.response()).json()
-        assert word_errors(WORDS["goforward"], written["text"]) <= 1
+        assert word_errors(WORDS["goforward"], written["text"]).wrong <= 1

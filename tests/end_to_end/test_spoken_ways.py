@@ -6,9 +6,9 @@ import pytest
 from pydantic import SecretStr
 from support.embedded_engine import ears
 from support.live_server import live_server
-from support.llama_cpp_serve import KEY, llama_cpp_server
-from support.spoken_ways import WAYS
+from support.real_models import KEY, llama_cpp_server
 from support.voices import need
+from support.ways_in import WAYS
 
 from omni_ws.config import ServerConfig
 from omni_ws.config.model import VoiceChoice

@@ -7,10 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 from support.embedded_engine import EmbeddedEngine
-from support.live_server import live_server
-from support.phone_gateway import PACKET, PhoneGateway, mu_law, phone_gateway
-from support.scrape import read
+from support.live_server import live_server, read
 from support.speech_clips import clip_bytes, silence
+from support.telephones import PACKET, PhoneGateway, mu_law, phone_gateway
 
 from omni_ws.config.model import VoiceChoice
 

@@ -21,10 +21,9 @@ import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until_heard
 from support.real_models import fetched
-from support.speech_clips import WORDS, clip_bytes, word_errors
-from support.until import until_heard
+from support.speech_clips import WORDS, clip_bytes
 from websockets.asyncio.client import connect as connect_websocket
 
 from omni_ws.client import (
@@ -41,6 +40,7 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.recogniser_engine import AudioPace, RecogniserEngine
 from omni_ws.errors import EngineFailed
+from omni_ws.scenarios.speech import word_errors
 from omni_ws.wire.frames import encode_input
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
@@ -224,7 +224,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
     assert events[0]["choices"][0]["delta"] == {"role": "assistant"}
     assert any(is_interim(event) for event in events)
     heard = "".join(e["input_transcript"]["text"] for e in events if not e["choices"] and not is_interim(e))
-    assert word_errors(WORDS["librivox_ss_0870"], heard) == 0
+    assert word_errors(WORDS["librivox_ss_0870"], heard).wrong == 0
     said = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
     assert said == "I don't know what to say to that."
 

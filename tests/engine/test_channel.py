@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.until import until
+from support.patience import until
 
 from omni_ws.engine.channel import Channel, ChannelClosed
 

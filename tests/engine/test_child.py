@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.until import until
+from support.patience import until
 
 from omni_ws.engine import child, child_main
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running, receive_message

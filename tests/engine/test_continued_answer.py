@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.engine_answers import BOTH, TEXT, Answer, asking
+from support.scripted_engines import CapableEngine, finished, said, tool_call
 
 from omni_ws.core.chunks import FinishReason, OutputModality, ToolCall, Word
 from omni_ws.engine.answer_limit import (

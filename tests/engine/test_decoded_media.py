@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from support.until import until
+from support.patience import until
 
 from omni_ws.audio.codec import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality

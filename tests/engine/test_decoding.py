@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality

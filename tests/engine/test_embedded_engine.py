@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
 from support.engine_answers import AUDIO, BOTH, TEXT, answered, audio, collect, open_input, request_of, streamed, text
-from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises, word_errors
-from support.until import until, until_heard
+from support.patience import until, until_heard
+from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
@@ -38,6 +38,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.real_time]
 
@@ -143,7 +144,7 @@ async def test_nothing_at_all_is_empty_input(engine: EmbeddedEngine) -> None:
 @pytest.mark.parametrize(("name", "errors"), [("goforward", 0), ("librivox_ss_0870", 0)])
 async def test_speech_is_understood(engine: EmbeddedEngine, name: str, errors: int) -> None:
     result = await answered(engine, text("repeat after me:"), *audio(clip_bytes(name)))
-    assert word_errors(WORDS[name], result.transcript) <= errors
+    assert word_errors(WORDS[name], result.transcript).wrong <= errors
     assert result.text == f"{result.transcript}."
     assert result.finished.usage.input_tokens == 3 + len(result.transcript.split())
     assert result.finished.usage.input_audio_ms == len(clip_bytes(name)) // 32

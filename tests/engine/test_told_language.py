@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.engine_answers import Input, request_of
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import Message

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import RetortEngine, WordEngine
+from support.scripted_engines import RetortEngine, WordEngine
 
 from omni_ws.client import connect
 from omni_ws.config import load

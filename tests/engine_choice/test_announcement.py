@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from support.part_engines import RetortEngine, ToneEngine, WordEngine
+from support.scripted_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws import server as server_module
 from omni_ws.config import load

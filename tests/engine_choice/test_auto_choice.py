@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.dialect_servers import OllamaServer
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import call
-from support.scripted_upstream import says
+from support.scripted_upstream import OllamaServer, says
 
 from omni_ws import engine_choice
 from omni_ws.cli import main

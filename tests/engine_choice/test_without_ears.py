@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, scrape
 from support.native_client import native_client
 from support.raw_http import post, raw_client, request
-from support.scrape import scrape
 from support.speech_clips import clip_bytes
 
 from omni_ws.config import load

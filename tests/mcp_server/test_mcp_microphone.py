@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.capable_engine import HearingEngine
 from support.live_server import live_server
+from support.scripted_engines import HearingEngine
 
 from omni_ws.mcp_server.command import (
     ProgramVoice,

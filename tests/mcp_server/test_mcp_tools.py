@@ -20,9 +20,9 @@ import pytest
 from mcp import ClientSession, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from support.capable_engine import HearingEngine
 from support.commands import run_here, running
 from support.live_server import LiveServer, live_server
+from support.scripted_engines import HearingEngine
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
 

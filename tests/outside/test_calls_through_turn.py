@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 from aiortc import RTCIceServer
 from support.commands import running
-from support.fronts import program
 from support.live_server import LiveServer, live_server
-from support.outside import tool
+from support.outside import program, tool
 from support.patience import PATIENCE_SEC
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.webrtc_client import WebrtcCaller, post_offer

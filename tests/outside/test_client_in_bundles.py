@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from support.chromium import PATIENCE_MS, chromium
+from support.file_server import page_server
 from support.live_server import live_server
 from support.outside import run_outside, tool
-from support.page_server import page_server
 
 from omni_ws.engine.fake import EchoEngine
 

@@ -16,13 +16,12 @@ import pytest_asyncio
 from support.chromium import recording
 from support.commands import running
 from support.embedded_engine import EmbeddedEngine
-from support.fronts import program
 from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
+from support.outside import program
+from support.patience import PATIENCE_SEC, until
 from support.speech_clips import clip_bytes, silence
 from support.tcp_relay import tcp_relay
-from support.until import until
 from websockets.asyncio.client import ClientConnection, connect
 
 from omni_ws.config.model import VoiceChoice

@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 from support.embedded_engine import ears
-from support.live_client import EVENTS
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
+from support.realtime_client import EVENTS
 from support.scripted_upstream import Answer, ScriptedUpstream, delta, finish, says, streams, text_of
-from support.speech_clips import WORDS, at_24k, clip_bytes, word_errors
+from support.speech_clips import WORDS, at_24k, clip_bytes
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -28,6 +28,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import word_errors
 from omni_ws.transport.http.exchange import HttpExchange
 
 # A language model by URL for calls over the Live API: what it says follows from what it is asked, and nothing else.
@@ -283,7 +284,7 @@ def check_turn(story: Story) -> None:
     names = dict(zip(("question", "other", "task"), SPOKEN, strict=True))
     wanted = " ".join(WORDS[names[one]] for one in said)
     heard = story.text("input").strip().lower()
-    assert word_errors(wanted, heard) <= 1, heard
+    assert word_errors(wanted, heard).wrong <= 1, heard
     assert story.text("output").count(TO_QUESTION) == 3, story.text("output")
     assert story.text("output").count(TO_OTHER) == 1, story.text("output")
 

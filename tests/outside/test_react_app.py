@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support.accessibility import load_axe, violations
-from support.capable_engine import HearingEngine, read_aloud
-from support.chromium import demo_page
+from support.chromium import demo_page, load_axe, violations
+from support.file_server import page_server
 from support.live_server import live_server
 from support.outside import run_outside, tool
-from support.page_server import page_server
+from support.scripted_engines import HearingEngine, spoken
 from support.speech_clips import clip_bytes
 
 from omni_ws.engine.base import TranscriptOutput
@@ -54,7 +53,7 @@ async def build(folder: Path, port: int) -> None:
 async def test_an_app_of_thirty_lines_is_talked_to_by_keyboard(tmp_path: Path) -> None:
     assert len((EXAMPLE / "App.tsx").read_text(encoding="utf-8").splitlines()) <= 30
     words = ("Ten", "<b>meters</b>", "then.")
-    engine = HearingEngine(heard=[TranscriptOutput("Go forward ten meters."), *read_aloud(*words)])
+    engine = HearingEngine(heard=[TranscriptOutput("Go forward ten meters."), *spoken(" ".join(words), word_ms=300)])
     with page_server(tmp_path / "app" / "dist") as site:
         async with live_server(engine, allow_origin=(site.origin,)) as server:
             await build(tmp_path, server.port)

@@ -20,7 +20,7 @@ from support.http_server import tls_contexts
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
 from support.scripted_upstream import ScriptedUpstream, delta, finish, hang, says, streams, upstream
-from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
+from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples
 
 from omni_ws.audio.pcm import resampled
 from omni_ws.config.model import VoiceChoice
@@ -30,6 +30,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import word_errors
 from omni_ws.weights import fetched_file
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -114,7 +115,7 @@ def check_voice(file: Path, seconds: float) -> None:
 def check(output: str, folder: Path, model: ScriptedUpstream) -> dict[str, Any]:
     """What every client must have seen."""
     seen: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    assert word_errors(WORDS["goforward"], seen["heard"].strip()) <= 1
+    assert word_errors(WORDS["goforward"], seen["heard"].strip()).wrong <= 1
     assert seen["said"].split() == TO_GOFORWARD.split()
     check_voice(folder / "turn.pcm", 2.2)
     assert seen["asked"] == {"city": "Tokyo"}
@@ -146,7 +147,7 @@ async def test_the_openai_package_of_node(tmp_path: Path) -> None:
     tool("OUTSIDE_NODE")
     tls_contexts(tmp_path)
     certificate = tmp_path / "certificate.pem"
-    async with servers(ssl_certfile=certificate, ssl_keyfile=tmp_path / "key.pem") as (urls, model):
+    async with servers(ssl_certfile=certificate, ssl_keyfile=certificate) as (urls, model):
         script, trust = CLIENTS / "realtime_openai_node.mjs", {"NODE_EXTRA_CA_CERTS": str(certificate)}
         output = await run_in_node(script, tmp_path, *arguments(urls, tmp_path), variables=trust)
     seen = check(output, tmp_path, model)

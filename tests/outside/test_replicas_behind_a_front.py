@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.fronts import FRONTS, REPLICA_IDS, ReplicaProcess, front, replica_processes
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, text
-from support.outside import tool
+from support.outside import FRONTS, front, tool
 from support.patience import PATIENCE_SEC
 from support.raw_http import call, chunked, raw_client, request
 from support.tcp_relay import Cut, Direction, tcp_relay
 
+from benchmarks.fleet.processes import fleet_of
 from omni_ws.client import ClientSession, Final, Resumed, TextChunk, connect
 from omni_ws.errors import ShuttingDown
 
@@ -43,9 +43,7 @@ def _outside() -> None:
 @pytest.fixture
 async def replicas() -> AsyncIterator[list[LiveServer]]:
     async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(live_server(replica_id=one, streaming_input=KEEPS)) for one in REPLICA_IDS
-        ]
+        yield [await stack.enter_async_context(live_server(replica_id=one, streaming_input=KEEPS)) for one in "ab"]
 
 
 def url(port: int) -> str:
@@ -107,7 +105,7 @@ async def test_a_session_over_several_requests_stays_at_its_replica(
             events = await call(port, "GET", f"{SESSIONS}/{one}/result", None, EVENTS)
             assert events.body.rstrip().endswith(b"data: [DONE]")
             assert (await call(port, "DELETE", f"{SESSIONS}/{one}")).status == 204
-    assert set(holders) == set(REPLICA_IDS), holders
+    assert set(holders) == {"a", "b"}, holders
 
 
 async def test_a_session_whose_connection_is_cut_resumes_at_its_replica(
@@ -133,7 +131,7 @@ async def test_a_session_whose_connection_is_cut_resumes_at_its_replica(
             assert sum(isinstance(event, Resumed) for event in events) == 1
             assert session.session_id == ids[-1]
         assert proxy.made == 4
-    assert {one[0] for one in ids} == set(REPLICA_IDS)
+    assert {one[0] for one in ids} == {"a", "b"}
 
 
 @dataclass
@@ -196,15 +194,13 @@ class User:
             await self.turn_over.wait_for(lambda: self.turns >= wanted)
 
 
-async def restarted(replica: ReplicaProcess) -> None:
-    await replica.drain()
-    await replica.start()
-
-
 @pytest.mark.real_time
 async def test_a_rolling_restart_loses_no_word(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = Count()
-    async with replica_processes() as replicas, front(kind, tmp_path, [one.port for one in replicas]) as port:
+    async with (
+        fleet_of(2, tmp_path, store="memory", word_ms=0) as (replicas, _),
+        front(kind, tmp_path, [one.port for one in replicas]) as port,
+    ):
         users = [User(number, port, count) for number in range(USERS)]
 
         async def everybody_goes_on() -> None:
@@ -215,7 +211,8 @@ async def test_a_rolling_restart_loses_no_word(kind: str, tmp_path: Path, capsys
                 group.create_task(user.run())
             await everybody_goes_on()
             for replica in replicas:
-                await restarted(replica)
+                assert await replica.end() == 0
+                await replica.start()
                 await everybody_goes_on()
             for user in users:
                 user.stop = True
@@ -223,4 +220,4 @@ async def test_a_rolling_restart_loses_no_word(kind: str, tmp_path: Path, capsys
         print(f"\n{kind}: {count}")
     assert count.heard == count.sent
     assert count.moved >= USERS
-    assert set(count.holders) == set(REPLICA_IDS)
+    assert set(count.holders) == {"a", "b"}

@@ -6,9 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.fronts import FRONTS, front
 from support.mode_b_client import JSON, SESSIONS, text
-from support.outside import tool
+from support.outside import FRONTS, front, tool
 from support.raw_http import call
 
 from benchmarks.fleet.chaos import Chaos, Plan

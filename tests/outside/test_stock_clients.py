@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import PlayingEngine, finished, token, tool_call
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
-from support.part_engines import ToneEngine
+from support.scripted_engines import PlayingEngine, ToneEngine, finished, token, tool_call
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Task, Usage, Word
 from omni_ws.engine.base import (

@@ -16,8 +16,8 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from support.live_server import live_server
 from support.outside import run_outside, tool
-from support.part_engines import RetortEngine
 from support.real_models import fetched
+from support.scripted_engines import RetortEngine
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence
 
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine

@@ -15,7 +15,7 @@ from support.embedded_engine import ears
 from support.live_server import live_server
 from support.outside import tool
 from support.scripted_upstream import delta, hang, says, streams, upstream
-from support.speech_clips import WORDS, clip_bytes, silence, word_errors
+from support.speech_clips import WORDS, clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -23,6 +23,7 @@ from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.scenarios.speech import word_errors
 
 BUNDLE = "node_modules/@openai/agents-realtime/dist/bundle/openai-realtime-agents.umd.js"
 #: Longer than what is said after it begins.
@@ -89,7 +90,7 @@ async def test_the_agents_package_calls_from_a_page(tmp_path: Path) -> None:
     assert "sdk error" not in kinds
     assert "error" not in kinds
     heard = [one["transcript"] for one in events if one["type"].endswith("input_audio_transcription.completed")]
-    assert word_errors(WORDS["goforward"], heard[0].strip()) <= 1
+    assert word_errors(WORDS["goforward"], heard[0].strip()).wrong <= 1
     assert (
         heard[1].split()[-2:] == WORDS["cards_001"].split()[-2:]
     )  # its beginning went through the browser's canceller

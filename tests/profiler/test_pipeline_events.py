@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.engine_answers import reading
-from support.event_lines import event_lines
+from support.recordings import event_lines
 
 from omni_ws.engine.base import OutputWriter, TextOutput
 from omni_ws.engine.channel import Channel, StageLink, pipeline

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.event_lines import event_lines
+from support.recordings import event_lines
 
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder

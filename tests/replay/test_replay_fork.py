@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.call_sound import NoiseEngine, noise, pcm16
+from support.call_sound import NoiseEngine, noise
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
 from support.recordings import recordings, replay
+from support.speech_clips import as_pcm16
 
 from omni_ws.config.keys import ApiKey, digest
 
@@ -59,7 +60,7 @@ async def test_both_answers_are_told_and_saved(tmp_path: Path) -> None:
     with wave.open(str(tmp_path / "sound" / "turn-3-now.wav")) as file:
         assert (file.getnchannels(), file.getframerate()) == (1, 24_000)
         played = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-        assert np.abs(played.astype(int) - np.frombuffer(pcm16(noise(1, 0.5)), "<i2")).max() <= 1
+        assert np.abs(played.astype(int) - np.frombuffer(as_pcm16(noise(1, 0.5)), "<i2")).max() <= 1
     with wave.open(str(tmp_path / "sound" / "turn-3-recorded.wav")) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         assert len(samples) / 24_000 == pytest.approx(report["recorded"]["audio_ms"] / 1000, abs=0.001)

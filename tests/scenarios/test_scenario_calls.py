@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.capable_engine import HearingEngine, said, takes, tool_call
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
-from support.openai_realtime_names import openai_names
+from support.realtime_client import openai_names
+from support.scripted_engines import HearingEngine, said, takes, tool_call
 from websockets.asyncio.server import ServerConnection, serve
 
 from omni_ws.audio.pcm import Samples

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 import orjson
 import pytest
 from support.commands import run_here
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from benchmarks.server_process import child_processes
 from omni_ws.caller.script import Target

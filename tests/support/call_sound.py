@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.part_engines import ActingEngine
+from support.scripted_engines import PlayingEngine
 
-from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
+from omni_ws.audio.pcm import Samples, resampled, samples_from_pcm16
 from omni_ws.calls.files import describe, write_wav
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
-from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput
+from omni_ws.core.chunks import InputChunk
+from omni_ws.engine.base import AudioOutput, GenerationRequest, TextOutput
 
 RATE = 24_000
 
@@ -28,31 +28,19 @@ def noise(seed: int, seconds: float, rate: int = RATE) -> Samples:
     return resampled(samples, 8000, rate, "HQ").clip(-0.9, 0.9)
 
 
-def pcm16(samples: Samples) -> bytes:
-    return np.rint(samples * 32767).astype("<i2").tobytes()
-
-
-def as_samples(data: bytes) -> Samples:
-    return samples_from_bytes(data, SampleLayout.S16)
-
-
-class NoiseEngine(ActingEngine):
+class NoiseEngine(PlayingEngine):
     """Answers each request with ``seconds`` of noise of its own, in pieces of 100 ms."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__("noise")
+        super().__init__()
         self._seconds = seconds
 
-    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterator[Any]:
         number = len(self.requests)
-        async for _ in request.input:
-            pass
-        out.write(TextOutput(f"This is noise {number}."))
+        yield TextOutput(f"This is noise {number}.")
         samples = noise(number, self._seconds)
         for start in range(0, len(samples), RATE // 10):
-            out.write(AudioOutput(samples[start : start + RATE // 10], RATE))
-            await out.drain()
-        out.write(Finished(FinishReason.STOP, Usage()))
+            yield AudioOutput(samples[start : start + RATE // 10], RATE)
 
 
 def only_call(folder: Path) -> CallLines:
@@ -74,7 +62,7 @@ def tracks(lines: CallLines) -> tuple[Samples, Samples, int]:
         rate = file.getframerate()
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2)
         assert (file.getnchannels(), file.getnframes()) == (2, len(samples))
-    left, right = (as_samples(samples[:, side].tobytes()) for side in (0, 1))
+    left, right = (samples_from_pcm16(samples[:, side]) for side in (0, 1))
     return left, right, rate
 
 
@@ -97,21 +85,14 @@ class Truth:
                 found.append(_lag(whole, at + start / RATE, samples[start : start + RATE // 2]))
         return found
 
-    def strays(self, track: Samples, rate: int, *, margin_sec: float = 0.02) -> float:
-        """The most that sounds in a track where nothing was heard, further than ``margin_sec`` from what was."""
-        return float(np.abs(track[self._silent(track, rate, margin_sec)]).max(initial=0))
-
-    def where(self, track: Samples, rate: int, *, margin_sec: float = 0.02) -> list[float]:
-        """The seconds in which such strays are."""
-        stray = self._silent(track, rate, margin_sec) & (np.abs(track) > 0.002)
-        return sorted({round(float(place), 2) for place in np.flatnonzero(stray) / rate})[:20]
-
-    def _silent(self, track: Samples, rate: int, margin_sec: float) -> NDArray[np.bool_]:
+    def strays(self, track: Samples, rate: int, *, margin_sec: float = 0.02) -> list[float]:
+        """The seconds in which a track sounds where nothing was heard, further than ``margin_sec`` from what was."""
         silent = np.ones(len(track), dtype=bool)
         for at, samples in self.parts:
             begin = int((at - margin_sec) * rate)
             silent[max(0, begin) : int((at + len(samples) / RATE + margin_sec) * rate)] = False
-        return silent
+        stray = silent & (np.abs(track) > 0.002)
+        return sorted({round(float(place), 2) for place in np.flatnonzero(stray) / rate})[:20]
 
 
 def joined(parts: Iterable[tuple[float, Samples]]) -> list[tuple[float, Samples]]:

@@ -1,7 +1,4 @@
-"""An InputStream beside a plain model of it: every call goes to both, and they must agree about everything.
-
-Shared by the stateful test (tests/core/test_input_stream_model.py) and the fuzzer (fuzzing/fuzz_input_stream.py).
-"""
+"""An InputStream with the acknowledgements of a connection, and one beside a plain model of it: they must agree."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-from support.acknowledged_stream import AcknowledgedStream
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import StreamLimits
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
@@ -30,7 +26,7 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
-from omni_ws.transport.native.endpoint import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
+from omni_ws.transport.native.endpoint import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS, Acknowledgements
 
 MIN_BYTES = 5
 LIMITS = StreamLimits(reorder_window=8, reorder_timeout=10, session_timeout=30, max_chunk_bytes=12, max_held_bytes=40)
@@ -57,11 +53,6 @@ class _Request:
     def end(self) -> None:
         self.open = False
         self.ends += 1
-
-
-class _Refused(Exception):
-    def __init__(self, error: type[OmniError]) -> None:
-        self.error = error
 
 
 class InputStreamModel:
@@ -123,9 +114,9 @@ class InputStreamModel:
         if self._numbered is None:
             self._numbered = numbered
         if numbered is not self._numbered:
-            raise _Refused(InvalidValue)
+            raise InvalidValue("refused")
         if len(chunk.payload) > LIMITS.max_chunk_bytes:
-            raise _Refused(PayloadTooLarge)
+            raise PayloadTooLarge("refused")
         return self._place(self.next if chunk.sequence_id is None else chunk.sequence_id, chunk)
 
     def refuse(self, sequence_id: int) -> list[Happening]:
@@ -158,12 +149,12 @@ class InputStreamModel:
             return []
         inside = sequence_id < self.next + LIMITS.reorder_window
         if self.single_request and chunk is not None and inside and self._contradicts_the_end(sequence_id, chunk):
-            raise _Refused(SessionConflict)
+            raise SessionConflict("refused")
         if sequence_id > self.next:
             if not inside:
-                raise _Refused(ReorderWindowExceeded)
+                raise ReorderWindowExceeded("refused")
             if self.reject:
-                raise _Refused(OutOfOrder)
+                raise OutOfOrder("refused")
             self._need(size)
             self.ahead[sequence_id] = chunk
             if self.gap_since is None:
@@ -209,9 +200,9 @@ class InputStreamModel:
         if not size:
             return
         if self.held_bytes + size > LIMITS.max_held_bytes:
-            raise _Refused(PayloadTooLarge)
+            raise PayloadTooLarge("refused")
         if self.held_bytes + self.elsewhere + size > BUDGET_BYTES:
-            raise _Refused(EngineOverloaded)
+            raise EngineOverloaded("refused")
 
     def _pass(self, chunk: InputChunk | None) -> list[Happening]:
         sequence_id = self.next
@@ -283,6 +274,13 @@ def _is_bare_end(chunk: InputChunk) -> bool:
     return chunk.end_of_input and not chunk.payload
 
 
+def _outcome(call: Callable[[], list[Happening]]) -> list[Happening] | type[OmniError]:
+    try:
+        return call()
+    except OmniError as error:
+        return type(error)
+
+
 class CheckedInputStream:
     """The stream and its model under one set of operations. AssertionError where they differ.
 
@@ -312,21 +310,13 @@ class CheckedInputStream:
         self._both(lambda: self.stream.finish(now=self.model.now), self.model.finish)
 
     def cancel(self) -> None:
-        self.model.last_activity = self.model.now
         self.stream.cancel(now=self.model.now)
-        if not self.closed:
-            self.model.cancel()
-            self.model.frame_received()
-        self.check()
+        self._told(self.model.cancel)
 
     def drop_waiting(self) -> None:
-        self.model.last_activity = self.model.now
         self.stream.drop_waiting(now=self.model.now)
         self.stream.acks.received(self.model.now)
-        if not self.closed:
-            self.model.drop_waiting()
-            self.model.frame_received()
-        self.check()
+        self._told(self.model.drop_waiting)
 
     def abandon(self, number: int) -> None:
         if number < len(self.sessions):
@@ -449,27 +439,20 @@ class CheckedInputStream:
         self.close()
 
     def _both(self, act: Callable[[], Sequence[StreamEvent]], expect: Callable[[], list[Happening]]) -> None:
-        self.model.last_activity = self.model.now
         if self.closed:
-            self._act_closed(act)
-            return
-        expected: list[Happening] | type[OmniError]
-        try:
-            expected = expect()
-        except _Refused as refused:
-            expected = refused.error
-        actual: list[Happening] | type[OmniError]
-        try:
-            actual = [self._happening(event) for event in act()]
-        except OmniError as error:
-            actual = type(error)
-        self.model.frame_received()
-        assert actual == expected
-        self.check()
+            with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
+                act()
+        else:
+            expected = _outcome(expect)
+            assert _outcome(lambda: [self._happening(event) for event in act()]) == expected
+        self._told(lambda: None)
 
-    def _act_closed(self, act: Callable[[], Sequence[StreamEvent]]) -> None:
-        with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
-            act()
+    def _told(self, tell: Callable[[], None]) -> None:
+        """The model is told of a frame without events, unless the stream is closed."""
+        self.model.last_activity = self.model.now
+        if not self.closed:
+            tell()
+            self.model.frame_received()
         self.check()
 
     def _happening(self, event: StreamEvent) -> Happening:
@@ -489,3 +472,57 @@ class CheckedInputStream:
 
     def _settings(self) -> InputSettings:
         return InputSettings(start_policy=StartPolicy(min_bytes=MIN_BYTES), mode=self.model.mode)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _frame(method: Method) -> Method:
+    """A method that stands for a frame, whatever it makes of that."""
+
+    @wraps(method)
+    def received(stream: AcknowledgedStream, *arguments: Any, now: float) -> Any:
+        try:
+            return method(stream, *arguments, now=now)
+        finally:
+            stream.acks.received(now)
+
+    return cast("Method", received)
+
+
+class AcknowledgedStream(InputStream):
+    """Every call that stands for a frame may make an acknowledgement due, which ``take_ack`` sends."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: Whether one is to be sent.
+        self.ack_due = False
+        self.acks = Acknowledgements(self, self.wait, self._send)
+
+    def take_ack(self) -> tuple[int, int, int]:
+        self.ack_due = False
+        self.acks.sent()
+        self.acks.stop()
+        return self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes
+
+    @property
+    def acks_at(self) -> float:
+        """When one is due if no more frames arrive."""
+        return self.acks.due_at
+
+    def wait(self, when: float, waiting: Acknowledgements) -> None:
+        """As the clock of the acknowledgements."""
+        assert waiting.due_at == when
+
+    def _send(self) -> None:
+        self.ack_due = True
+
+    receive_chunk = _frame(InputStream.receive_chunk)
+    refuse = _frame(InputStream.refuse)
+    finish = _frame(InputStream.finish)
+    cancel = _frame(InputStream.cancel)
+
+    def handle_timer(self, *, now: float) -> None:
+        super().handle_timer(now=now)
+        if now >= self.acks.due_at < math.inf:
+            self.acks.acknowledge()

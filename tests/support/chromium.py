@@ -1,4 +1,5 @@
-"""The distribution's Chromium, for tests of the browser demo: its pages, what is said to them and what they play.
+"""The distribution's Chromium, for tests of the browser demo: its pages, what is said to them and what
+they play, and whether everybody can use them.
 
 Nothing is downloaded. Where there is no Chromium the tests are skipped and say so; under CI that is a failure.
 """
@@ -11,9 +12,9 @@ import contextlib
 import json
 import os
 import shutil
-import wave
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +24,11 @@ from numpy.typing import NDArray
 from support.patience import PATIENCE_SEC
 from support.speech_clips import SAMPLE_RATE
 
+from omni_ws.client.audio import Pcm16, write_wav
+
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page
+
 
 #: Where Chromium is, for machines on which it has no usual name.
 VARIABLE: Final = "CHROMIUM"
@@ -71,15 +75,10 @@ _READ_TAP: Final = """async () => {
   const { rate, pieces, context } = window.tapped;
   const all = pieces.length + 32; // what is on its way here
   while (pieces.length < all && context?.state === "running") await new Promise((go) => setTimeout(go, 10));
-  const whole = new Float32Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
-  let place = 0;
-  for (const piece of pieces) { whole.set(piece, place); place += piece.length; }
-  let text = "";
-  const bytes = new Uint8Array(whole.buffer);
-  for (let start = 0; start < bytes.length; start += 32768) {
-    text += String.fromCharCode(...bytes.subarray(start, start + 32768));
-  }
-  return { rate, samples: btoa(text) };
+  const reader = new FileReader();
+  reader.readAsDataURL(new Blob(pieces));
+  await new Promise((go) => (reader.onload = go));
+  return { rate, samples: reader.result.split(",")[1] ?? "" };
 }"""
 #: A microphone that hears what a test says, within the page's own sound. The audio thread makes its samples when it
 #: gets to them: however late a busy machine is, none is lost, while Chromium's own device goes on.
@@ -449,10 +448,70 @@ async def demo_page(
 
 def recording(path: Path, *pieces: bytes, rate: int = 16_000) -> Path:
     """A WAV file of pcm16 pieces, for the microphone."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        for piece in pieces:
-            file.writeframes(piece)
+    write_wav(path, Pcm16(b"".join(pieces), rate))
     return path
+
+
+#: What somebody may do without a pointer. Of a group of radio buttons the Tab key reaches one.
+_CONTROLS = """() => {
+  const all = "button, a[href], input, select, textarea, summary, [tabindex='0']";
+  const within = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document;
+  const usable = [...within.querySelectorAll(all)].filter(
+    (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked),
+  );
+  usable.forEach((one, place) => (one.dataset.place = place));
+  return usable.map((one) => one.id || one.name || one.title || one.textContent.trim() || one.tagName);
+}"""
+_FOCUSED = """() => {
+  const { place } = document.activeElement.dataset;
+  return place === undefined ? null : Number(place);
+}"""
+#: The text of each live region after each of its changes, but for alerts: a busy machine has them.
+_HEAR_READER = """(host) => {
+  window.saidByReader = [];
+  const root = host ? document.querySelector(host).shadowRoot : document;
+  for (const region of root.querySelectorAll("[role=status], [aria-live]:not([aria-live=off])")) {
+    const note = () => region.textContent.trim() && saidByReader.push(region.textContent.trim());
+    new MutationObserver(note).observe(region, { childList: true, characterData: true, subtree: true });
+  }
+}"""
+# What lies behind a dialog was judged without it.
+_RUN = """async () => (await axe.run([...document.querySelectorAll("dialog[open]")].at(-1) ?? document,
+  { resultTypes: ["violations"] })).violations.flatMap(({ id, nodes }) =>
+  nodes.map(({ target, failureSummary }) => [id, target.join(" "), failureSummary]))"""
+
+
+async def load_axe(page: Page) -> None:
+    """Load axe-core into a page, whatever its policy."""
+    await page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+
+
+async def violations(page: Page) -> list[Any]:
+    """Return what axe-core finds: the rule, the element and the reason of each."""
+    found: list[Any] = await page.evaluate(_RUN)
+    return found
+
+
+async def hear_screen_reader(page: Page, host: str = "") -> None:
+    """Keep from now on what a screen reader says unasked while nothing is wrong. ``host`` is the selector of an element
+    with a shadow, where it is that which is heard."""
+    await page.evaluate(_HEAR_READER, host)
+
+
+async def said_by_screen_reader(page: Page) -> list[str]:
+    said: list[str] = await page.evaluate("saidByReader")
+    return said
+
+
+async def out_of_reach_by_keyboard(page: Page) -> list[str]:
+    """Return the names of the controls in sight to which no number of Tab keys leads."""
+    names = await page.evaluate(_CONTROLS)
+    assert names
+    reached = set()
+    # The browser's own frame and the body are stops, too, and so are frames on the wire that came meanwhile.
+    for _ in range(2 * len(names) + 4):
+        await page.keyboard.press("Tab")
+        reached.add(await page.evaluate(_FOCUSED))
+        if len(reached - {None}) == len(names):
+            break
+    return [name for place, name in enumerate(names) if place not in reached]

@@ -1,4 +1,4 @@
-"""Commands, in processes of their own and in this one."""
+"""Commands, in processes of their own and in this one, servers among them; what they send, and what is left of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import asyncio
 import contextlib
 import io
 import json
+import re
+import subprocess
 import sys
+import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
 
+import msgspec
 import orjson
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, PERIOD_SEC, until
+from support.raw_http import call
 
 from omni_ws.cli import main
+from omni_ws.engine.child_main import HEAD_BYTES, decode_header, decode_lengths
 
 
 @dataclass(frozen=True)
@@ -113,3 +120,103 @@ def _command(arguments: Sequence[str], errors: Path) -> None:
 
     become_command(["omni-ws", *arguments], errors)
     sys.exit(main(arguments))
+
+
+def read_message(source: IO[bytes], kinds: Any) -> tuple[Any, bytes]:
+    """The header and the body of the next message; its header is of ``kinds``."""
+    header_bytes, body_bytes = decode_lengths(source.read(HEAD_BYTES))
+    return decode_header(msgspec.json.Decoder(kinds), source.read(header_bytes)), source.read(body_bytes)
+
+
+def left_of(leader: int) -> dict[int, str]:
+    """The processes that live in the session of ``leader``, and its reaper, by what they are called."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z" and (int(session) == leader or f"processes.py {leader} " in title):
+            found[int(folder.name)] = title
+    return found
+
+
+async def until_nothing_is_left(process: BaseProcess | asyncio.subprocess.Process) -> None:
+    """Waits for the end of all processes of a command, but for those that its parent has not yet waited for."""
+    assert process.pid is not None
+    leader = process.pid
+    await until(lambda: not left_of(leader))
+
+
+class WorkerServer:
+    """The command ``omni-ws serve`` with workers and the fake engine."""
+
+    def __init__(self, log: IO[bytes], *flags: str) -> None:
+        command = [sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stderr=log)
+        self._log = Path(log.name)
+        self.port = 0
+
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text(encoding="utf-8")
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The first match in the log, once it is there. Blocks."""
+        end = time.monotonic() + PATIENCE_SEC
+        while True:
+            goes_on = self.process.poll() is None and time.monotonic() < end
+            if (match := re.search(pattern, self.said)) is not None:
+                return match
+            assert goes_on, f"no line like {pattern!r} in:\n{self.said}"
+            time.sleep(PERIOD_SEC)
+
+    async def logged(self, pattern: str) -> re.Match[str]:
+        return await asyncio.to_thread(self.line, pattern)
+
+    @property
+    def websocket_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/streaming_input"
+
+    def pid_of(self, worker: str) -> int:
+        return int(self.line(rf"started worker {worker} \(process (\d+)\)")[1])
+
+    @property
+    def workers(self) -> set[int]:
+        """The numbers of the workers that were started and have not ended. With two, a successor's is higher by two."""
+        said = self.said
+        started = re.findall(r"started worker w(\d+) ", said)
+        ended = re.findall(r"worker w(\d+) \(.* has ended", said)
+        return {*map(int, started)} - {*map(int, ended)}
+
+    async def get(self, path: str) -> Any:
+        return await call(self.port, "GET", path)
+
+
+@contextlib.contextmanager
+def server_process(*flags: str) -> Iterator[WorkerServer]:
+    """A server that listens. Whatever the test does, none of its processes is left."""
+    with NamedTemporaryFile() as log:
+        server = WorkerServer(log, *flags)
+        try:
+            server.port = int(server.line(r"listens on http://127\.0\.0\.1:(\d+)")[1])
+            yield server
+        finally:
+            for _ in range(2):  # drain, and at once
+                server.process.terminate()
+            try:
+                server.process.wait(PATIENCE_SEC)
+            finally:
+                server.process.kill()
+
+
+@contextlib.contextmanager
+def worker_server(*flags: str) -> Iterator[WorkerServer]:
+    """A server whose two workers are ready."""
+    with server_process("--workers", "2", *flags) as server:
+        server.line("all 2 workers are ready")
+        yield server

@@ -1,8 +1,4 @@
-"""The embedded engine as the tests start it: rules, a voice, and ears that know the recordings of the tests alone.
-
-Those ears are cut, paced and counted as any recogniser's, and cost nothing. What Whisper hears is tested in
-tests/engine/asr and tests/end_to_end/test_default_parts.py.
-"""
+"""The embedded engine as the tests start it: rules, a voice, and ears that know the recordings of the tests alone."""
 
 from __future__ import annotations
 
@@ -26,6 +22,7 @@ from omni_ws.engine.asr.recogniser import ListenerSlots, Recognised, Utterance, 
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import EngineState, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.computed import UNKNOWN
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.threads import cores
 from omni_ws.engine.tts.speech_engine import SpeechEngine
@@ -160,3 +157,8 @@ class EmbeddedEngine(ComposedEngine):
         self.tts = SpeechEngine(self.voice)
         self.llm = RulesEngine(now=now)
         super().__init__(self.llm, asr=self.asr, tts=self.tts, name="embedded", model=EMBEDDED_MODEL)
+
+
+def is_unknown(said: str) -> bool:
+    """Whether it is all of an answer to what no rule fits."""
+    return any(said in wordings for wordings in UNKNOWN.values())

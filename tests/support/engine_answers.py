@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from support.until import until
+from support.patience import until
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import (
@@ -155,12 +155,7 @@ async def collect(
 
 
 async def answer(engine: Engine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
-    return await outputs_to(engine, asking(*(chunks or ("hello",)), **fields))
-
-
-async def outputs_to(engine: Engine, request: GenerationRequest) -> list[EngineOutput]:
-    """All outputs of the answer to a request."""
-    return (await collect(engine, request)).outputs
+    return (await collect(engine, asking(*(chunks or ("hello",)), **fields))).outputs
 
 
 def streamed(engine: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
@@ -203,21 +204,7 @@ class FakeBackend:
         return StoreSize(len(kept), sum(len(one.snapshot) + sum(map(len, one.log)) for one in kept))
 
 
-def kept_by(
-    backend: StoreBackend,
-    *,
-    sealer: Sealer | None = None,
-    metrics: Metrics | None = None,
-    budget: ByteBudget | None = None,
-    max_age_sec: float = 86_400,
-    max_bytes: int = sys.maxsize,
-) -> SessionStore:
-    """Return the store of one server, which is to be started."""
-    return SessionStore(
-        backend,
-        sealer=sealer or Sealer(),
-        budget=budget or ByteBudget(sys.maxsize),
-        metrics=metrics or Metrics(),
-        max_age_sec=max_age_sec,
-        max_bytes=max_bytes,
-    )
+def kept_by(backend: StoreBackend, **options: Any) -> SessionStore:
+    """Return the store of one server, which is to be started; without bounds but for ``options``."""
+    unbounded = {"budget": ByteBudget(sys.maxsize), "max_age_sec": 86_400, "max_bytes": sys.maxsize}
+    return SessionStore(backend, **{"sealer": Sealer(), "metrics": Metrics(), **unbounded, **options})

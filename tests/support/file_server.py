@@ -1,13 +1,35 @@
-"""A server of files over HTTP, in a thread, that can be made to misbehave: what downloads are tested against."""
+"""Servers of files over HTTP, in threads: one that can be made to misbehave, for downloads, and one for pages."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TypeVar
+
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
+@contextmanager
+def _serving(server: Server) -> Iterator[Server]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Quiet(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
 
 
 @dataclass
@@ -40,24 +62,17 @@ def file_server(files: dict[str, bytes] | None = None) -> Iterator[FileServer]:
     state = FileServer(files or {})
     state.answers.set()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Quiet):
         def do_GET(self) -> None:
             _answer(self, state)
 
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_address[1]}/"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        state.url = f"http://127.0.0.1:{server.server_port}/"
         try:
             yield state
         finally:
             state.over.set()
             state.answers.set()
-            server.shutdown()
-            thread.join()
 
 
 def _answer(request: BaseHTTPRequestHandler, state: FileServer) -> None:
@@ -88,3 +103,25 @@ def _answer(request: BaseHTTPRequestHandler, state: FileServer) -> None:
                 return
             request.wfile.write(bytes([byte]))
     request.wfile.write(content if state.break_after is None else content[: state.break_after])
+
+
+class PageServer(ThreadingHTTPServer):
+    """``headers`` are sent with each file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.headers: dict[str, str] = {}
+        super().__init__(("127.0.0.1", 0), partial(_Files, directory=str(folder)))
+        self.origin = f"http://localhost:{self.server_port}"
+
+
+class _Files(_Quiet, SimpleHTTPRequestHandler):
+    server: PageServer
+
+    def end_headers(self) -> None:
+        for header in self.server.headers.items():
+            self.send_header(*header)
+        super().end_headers()
+
+
+def page_server(folder: Path) -> AbstractContextManager[PageServer]:
+    return _serving(PageServer(folder))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import Engine

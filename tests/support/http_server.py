@@ -1,11 +1,10 @@
-"""The front door on a real socket, before an application made of the handlers that a test gives."""
+"""The front door on a real socket, before handlers that a test gives, and a web server with media behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,9 @@ from support.virtual_clock import VirtualClockLoop
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from omni_ws.audio.container import wav_header
 from omni_ws.errors import NotFound
+from omni_ws.tools.lan_certificate import kept_certificate
 from omni_ws.transport.http.application import Application, Handler, HttpLimits, Router, UpgradeDecision
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.exchange import HttpExchange
@@ -103,17 +104,72 @@ async def serving(
 
 
 def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's and a client's context around a certificate made for this run."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    """A server's and a client's context around a certificate made for this run: ``certificate.pem``, with its key."""
+    certificate = folder / "certificate.pem"
+    kept_certificate(certificate, ["localhost", "127.0.0.1"])
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
+    server.load_cert_chain(certificate)
     return server, ssl.create_default_context(cafile=str(certificate))
+
+
+GIF = b"GIF89a" + bytes(20)
+WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
+
+
+class MediaHost:
+    """A web server with images, on 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.requests: list[dict[str, str]] = []
+        #: Set to end requests for /silent, which do not respond.
+        self.released = asyncio.Event()
+        self.left = asyncio.Event()
+
+    def url(self, path: str, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        self.requests.append({name: exchange.request.headers.get(name) or "" for name in exchange.request.headers})
+        path = exchange.request.path
+        if path.startswith("/to/"):
+            await exchange.respond(302, [("Location", path.removeprefix("/to"))])
+        elif path == "/away":
+            await exchange.respond(302, [("Location", exchange.request.query.get("url") or "")])
+        elif path == "/endless":
+            await exchange.start(200, [("Content-Type", "image/gif")])
+            while True:
+                await exchange.write(bytes(4096))
+        elif path == "/silent":
+            try:
+                await self.released.wait()
+                await exchange.respond(204)
+            finally:
+                self.left.set()
+        elif path == "/zipped":
+            await exchange.respond(200, [("Content-Encoding", "gzip")], GIF)
+        elif path == "/missing":
+            await exchange.respond(404, [], b"the inner text of a host")
+        else:
+            kind, data = {
+                "/a.gif": ("image/gif", GIF),
+                "/untyped.gif": ("application/octet-stream", GIF),
+                "/a.wav": ("application/octet-stream", WAV),
+                "/typed": ("audio/wav", WAV),
+                "/a.mp4": ("video/mp4", b"mp4"),
+                "/a.txt": ("text/plain", b"text"),
+                "/lies": ("audio/wav", GIF),
+            }[path]
+            await exchange.respond(200, [("Content-Type", kind)], data)
+
+
+@contextlib.asynccontextmanager
+async def media_host(**options: Any) -> AsyncIterator[MediaHost]:
+    host = MediaHost()
+    async with serving(RoutedApplication({"GET /{path:path}": host.answer}), **options) as served:
+        host.port = served.port
+        yield host
+
+
+def listed(host: MediaHost, *more: str) -> tuple[str, ...]:
+    return (f"http://127.0.0.1:{host.port}", *more)

@@ -19,10 +19,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import connection, context, forkserver, resource_tracker
+from multiprocessing import connection, context, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import pytest
 
@@ -54,28 +55,25 @@ def _start_in(processes: context.BaseContext, put: Callable[[Any, str, Any], Non
         put(import_module(module), "get_mp_context", lambda: processes)
 
 
-class _ForkServer(forkserver.ForkServer):
+def _start_fork_server() -> None:
     """Python's, but for its start: it is this process at that moment, and nothing is imported twice."""
+    server = _no_fork_server()
+    with patch.object(util, "spawnv_passfds", _fork_instead):
+        server.ensure_running()
 
-    def ensure_running(self) -> None:
-        server: Any = self
-        addresses: Any = connection
-        with server._lock:
-            resource_tracker.ensure_running()
-            if server._forkserver_pid is not None:
-                return
-            with socket.socket(socket.AF_UNIX) as listener:
-                address = addresses.arbitrary_address("AF_UNIX")
-                listener.bind(address)
-                listener.listen()
-                alive, ours = os.pipe()
-                pid = os.fork()
-                if pid == 0:
-                    _run_alone(lambda: _serve(listener, alive))
-                os.close(alive)
-            server._forkserver_address = address
-            server._forkserver_alive_fd = ours
-            server._forkserver_pid = pid
+
+def _no_fork_server() -> Any:
+    """Python's, as if it had not been started: one that was belongs to the process that this was forked off."""
+    server: Any = vars(forkserver)["_forkserver"]
+    server.__init__()
+    return server
+
+
+def _fork_instead(path: str, arguments: Sequence[str], kept: Sequence[int]) -> int:
+    """In place of what would start an interpreter, which gets a socket and the end of a pipe."""
+    if (pid := os.fork()) == 0:
+        _run_alone(lambda: _serve(*kept[:2]))
+    return pid
 
 
 def _run_alone(work: Callable[[], None]) -> None:
@@ -92,10 +90,10 @@ def _run_alone(work: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _serve(listener: socket.socket, alive: int) -> None:
+def _serve(listener: int, alive: int) -> None:
     """Fork whenever the tests ask for it, until they end."""
     tracker: Any = resource_tracker
-    kept = {listener.fileno(), alive, tracker._resource_tracker._fd}
+    kept = {listener, alive, tracker._resource_tracker._fd}
     for one in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         # The others are the tests' own connections, whose ends must be seen though this process lives.
         with suppress(OSError):
@@ -109,16 +107,9 @@ def _serve(listener: socket.socket, alive: int) -> None:
     # Those of pytest belong to the test that runs now.
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    _put_in_place(forkserver.ForkServer(), lambda name, value: setattr(forkserver, name, value))
+    _no_fork_server()
     serving: Any = forkserver
-    serving.main(listener.detach(), alive, [])
-
-
-def _put_in_place(server: forkserver.ForkServer, put: Callable[[str, Any], None]) -> None:
-    """Make it the one that Python asks."""
-    put("_forkserver", server)
-    for name in ("ensure_running", "connect_to_new_process", "get_inherited_fds"):
-        put(name, getattr(server, name))
+    serving.main(listener, alive, [])
 
 
 class _Process(context.ForkServerProcess):
@@ -158,9 +149,7 @@ def become_command(arguments: Sequence[str], output: Path) -> None:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     sys.argv = [*arguments]
-    server = _ForkServer()
-    _put_in_place(server, lambda name, value: setattr(forkserver, name, value))
-    server.ensure_running()
+    _start_fork_server()
     _start_in(_Context())
 
 
@@ -221,13 +210,11 @@ def models_in_forked_processes() -> Iterator[None]:
     gc.enable()
     creating = LanguageModel._create
     processes = _Context()
-    with pytest.MonkeyPatch.context() as patch:
-        server: Any = _ForkServer()
-        _put_in_place(server, lambda name, value: patch.setattr(forkserver, name, value))
-        server.ensure_running()
+    _start_fork_server()
+    with pytest.MonkeyPatch.context() as changed:
 
         def created(self: LanguageModel) -> Any:
-            _start_in(processes, patch.setattr)
+            _start_in(processes, changed.setattr)
             return creating(self)
 
         executing = asyncio.create_subprocess_exec
@@ -237,7 +224,7 @@ def models_in_forked_processes() -> Iterator[None]:
                 return await executing(*command, **options)
             return await _StepWorker.start(options["limit"])
 
-        patch.setattr(LanguageModel, "_create", created)
-        patch.setattr(asyncio, "create_subprocess_exec", started)
+        changed.setattr(LanguageModel, "_create", created)
+        changed.setattr(asyncio, "create_subprocess_exec", started)
         yield
-        server._stop()
+    vars(forkserver)["_forkserver"]._stop()

@@ -1,9 +1,10 @@
-"""Speech workers without threads or a model, for tests of timing, order and bytes, and audio for them."""
+"""Speech workers without threads or a model, judges of pauses that answer as a test says, and audio for both."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from omni_ws.engine.threads import Lane
 from omni_ws.service.listening import (
     Done,
     SpeechWorkers,
+    TurnJudge,
 )
 
 #: Bytes of a millisecond of pcm16 at 16 kHz.
@@ -115,3 +117,36 @@ class HeldWorkers(InlineWorkers):
         held, self._held = self._held, []
         for submit in held:
             submit()
+
+
+class ScriptedJudge(TurnJudge):
+    """Answers each question with the next of ``answers``; None, and whatever comes after them, is for the test."""
+
+    def __init__(self, answers: Iterable[float | None] = ()) -> None:
+        self._answers = iter(answers)
+        #: What the judge has heard, and its answers.
+        self.heard: list[Samples] = []
+        self.questions: list[Future[float]] = []
+
+    def ask(self, turn: Samples) -> Future[float]:
+        question: Future[float] = Future()
+        self.heard.append(turn)
+        self.questions.append(question)
+        if (answer := next(self._answers, None)) is not None:
+            question.set_result(answer)
+        return question
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedModel:
+    """A turn model that is always sure."""
+
+    def __init__(self) -> None:
+        self.probability = 1.0
+        self.turns: list[Samples] = []
+
+    def finished(self, turn: Samples) -> float:
+        self.turns.append(turn)
+        return self.probability

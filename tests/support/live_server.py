@@ -1,4 +1,4 @@
-"""The real server on a free port, and the proof that nothing of it is left when a test has gone."""
+"""The real server on a free port, what it tells Prometheus, and the proof that nothing of it is left after a test."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from support.patience import PATIENCE_SEC
-from support.raw_http import call
+from prometheus_client.parser import text_string_to_metric_families
+from support.patience import PATIENCE_SEC, until
+from support.raw_http import RawResponse, call
 from support.virtual_clock import VirtualClockLoop
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.metrics import rendered
 from omni_ws.server import App, RunningServer, create_app, listen
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import StreamingInput
 
-#: Looks in every pass of the loop before those that leave the processor to others.
-LOOKS_AT_ONCE = 1000
-PERIOD_SEC = 0.005
 #: By the virtual clock, which waits for no processor.
 VIRTUAL_PATIENCE_SEC = 60.0
 #: Less than ``session_timeout_sec``, after which a session that was left behind is gone, too.
@@ -39,6 +38,7 @@ PATIENT_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "streaming_input": {"ping_timeout_sec": PATIENCE_SEC, "write_timeout_sec": PATIENCE_SEC},
 }
+FrontEnd = TypeVar("FrontEnd")
 _LOGGERS = ("omni_ws", "websockets", "asyncio")
 
 
@@ -57,7 +57,10 @@ class LiveServer:
     @property
     def native(self) -> StreamingInput:
         """The front end of the native WebSocket."""
-        (found,) = (one for one in self.app.front_ends if isinstance(one, StreamingInput))
+        return self.front_end(StreamingInput)
+
+    def front_end(self, kind: type[FrontEnd]) -> FrontEnd:
+        (found,) = (one for one in self.app.front_ends if isinstance(one, kind))
         return found
 
     @property
@@ -78,10 +81,7 @@ class LiveServer:
         return [one for one in self.running._server.all_connections if isinstance(one, StreamConnection)]
 
     async def until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
-        """Waits for a state of the server that no event announces.
-
-        It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next.
-        """
+        """Waits for a state of the server that no event announces."""
         assert await _came_about(condition, PATIENCE_SEC), f"{what} did not come about"
 
     async def check_empty(self) -> None:
@@ -186,10 +186,47 @@ async def _no_tasks_but(before: set[asyncio.Task[Any]]) -> None:
 
 async def _came_about(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether ``condition`` holds within so many seconds, or VIRTUAL_PATIENCE_SEC on a virtual clock."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + (VIRTUAL_PATIENCE_SEC if isinstance(loop, VirtualClockLoop) else seconds)
-    looks = 0
-    while not (holds := condition()) and loop.time() < end:
-        looks += 1
-        await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else PERIOD_SEC)
-    return holds
+    virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+    with contextlib.suppress(TimeoutError):
+        await until(condition, seconds=VIRTUAL_PATIENCE_SEC if virtual else seconds, moves=True)
+    return condition()
+
+
+class Scrape:
+    """Samples of one moment. What was never counted is 0."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        return self._samples.get((f"omni_ws_{name}", frozenset(labels.items())), 0)
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        return [dict(labels) for found, labels in self._samples if found == f"omni_ws_{name}"]
+
+
+async def metrics_answer(server: LiveServer, *headers: str) -> RawResponse:
+    return await call(server.port, "GET", "/metrics", None, *headers)
+
+
+async def scrape(server: LiveServer) -> Scrape:
+    answer = await metrics_answer(server)
+    assert answer.status == 200, answer
+    return Scrape(answer.body.decode())
+
+
+def read(server: LiveServer) -> Scrape:
+    """The same without asking over HTTP, which needs threads: for a clock that jumps."""
+    text, _ = rendered(server.app.sessions.metrics.families(), "")()
+    return Scrape(text.decode())
+
+
+def routes_of(app: App) -> dict[str, set[str]]:
+    """The methods of each route, by its template."""
+    return {route.template: set(route.methods) for route in app._router._ordered}

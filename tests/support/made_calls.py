@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,11 @@ PAUSE_MS: Final = 500
 PADDING_MS: Final = 300
 #: How much sound a side of a turn has in a call with little of it.
 LITTLE_MS: Final = 40
+#: Of each answer, since the end of the question.
+TIMES: Final = {
+    "speech_ended": 0, "turn_decided": 300, "engine_started": 301, "transcript_settled": 400, "llm_asked": 402,
+    "first_token": 520, "first_clause": 560, "first_audio_made": 690, "first_audio_sent": THINKS_MS,
+}  # fmt: skip
 
 
 class Said(NamedTuple):
@@ -76,10 +82,12 @@ def _lines(turns: Sequence[Said], frame: str | None, sparse: bool) -> Iterator[d
     yield line(1, "out", created)
     if frame is not None:
         yield line(2, "in", frame)
-    at, audio_ms, number = 5.0, 0.0, 0
+    numbers = count(1)
+    at, audio_ms = 5.0, 0.0
     for index, said in enumerate(turns):
         request, turn = {"request_id": f"req_{index:032x}"}, {"turn_id": f"turn_{index:032x}"}
         question, answer = said.question.split(), said.answer.split()
+        output = {"type": "output_chunk", **request}
         silence = 0 if sparse else PAUSE_MS
         spoken = LITTLE_MS if sparse else WORD_MS * len(question)
         tail = 0 if sparse else THINKS_MS
@@ -91,44 +99,28 @@ def _lines(turns: Sequence[Said], frame: str | None, sparse: bool) -> Iterator[d
         at += silence
         yield line(at + 1, "out", {"type": "speech_started", **turn, "audio_ms": began})
         at += spoken
-        stopped = {"type": "speech_stopped", **turn, **request, "audio_ms": ended}
-        yield line(at + 300, "out", stopped)
+        yield line(at + 300, "out", {"type": "speech_stopped", **turn, **request, "audio_ms": ended})
         yield line(at + 301, "out", {"type": "response_started", **request, **turn})
-        padding = min(PADDING_MS, began)
-        for modality, content in (
-            ("transcript", {"text": said.question, "words": _words(question, padding)}),
-            ("text", {"text": said.answer}),
-        ):
-            number += 1
-            output = {"type": "output_chunk", "sequence_id": number, "modality": modality, **request, **content}
-            yield line(at + 400, "out", output)
+        heard = {"modality": "transcript", "text": said.question, "words": _words(question, min(PADDING_MS, began))}
+        for content in (heard, {"modality": "text", "text": said.answer}):
+            yield line(at + 400, "out", {**output, "sequence_id": next(numbers), **content})
         at += THINKS_MS
-        number += 1
-        yield line(at, "out", {
-            "type": "output_chunk", "sequence_id": number, "modality": "audio", **request, "start_ms": 0,
-            "payload": _tone(LITTLE_MS if sparse else WORD_MS * len(answer), 440), "words": _words(answer, 0),
-        })  # fmt: skip
+        last = next(numbers)
+        tone = _tone(LITTLE_MS if sparse else WORD_MS * len(answer), 440)
+        audio = {"modality": "audio", "start_ms": 0, "payload": tone, "words": _words(answer, 0)}
+        yield line(at, "out", {**output, "sequence_id": last, **audio})
         played = WORD_MS * (len(answer) if said.heard is None else said.heard)
         if said.tool is not None:
-            number += 1
+            last = next(numbers)
             call = {"id": "call_1", "index": 0, "name": said.tool[0], "arguments": said.tool[1]}
-            output = {"type": "output_chunk", "sequence_id": number, "modality": "tool_call", **request, **call}
-            yield line(at + 2, "out", output)
+            yield line(at + 2, "out", {**output, "sequence_id": last, "modality": "tool_call", **call})
         at += played
         cut = said.heard is not None
         if cut:
             yield line(at, "in", {"type": "cancel", **request})
-        yield line(at + 1, "in", {"type": "output_ack", "sequence_id": number, "played_ms": played, **request})
-        number += 1
-        yield line(at + 2, "out", {
-            "type": "output_chunk", "sequence_id": number, "modality": "text", **request, "final": True,
-            "finish_reason": "cancelled" if cut else "stop",
-            "times": {
-                "speech_ended": 0, "turn_decided": 300, "engine_started": 301, "transcript_settled": 400,
-                "llm_asked": 402, "first_token": 520, "first_clause": 560, "first_audio_made": 690,
-                "first_audio_sent": THINKS_MS,
-            },
-        })  # fmt: skip
+        yield line(at + 1, "in", {"type": "output_ack", "sequence_id": last, "played_ms": played, **request})
+        end = {"final": True, "finish_reason": "cancelled" if cut else "stop", "times": TIMES}
+        yield line(at + 2, "out", {**output, "sequence_id": next(numbers), "modality": "text", **end})
         at += PAUSE_MS
 
 

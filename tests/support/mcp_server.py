@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
-from support.part_engines import ActingEngine
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import PlayingEngine
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment, Usage
-from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
+from omni_ws.engine.base import Finished, GenerationRequest, TextOutput, ToolCallOutput
 
 #: A credential that must be found nowhere.
 SECRET = "sekrit-0f8a31c2"
@@ -31,7 +31,6 @@ class McpUnderTest:
     path: str
     calls: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    called: threading.Event = field(default_factory=threading.Event)
 
     @property
     def host(self) -> str:
@@ -61,7 +60,6 @@ def _tools(server: McpUnderTest) -> MCPServer[Any]:
         request = context.request_context.request
         if request is not None:
             server.headers.append(dict(request.headers))
-        server.called.set()
 
     @made.tool(annotations={"readOnlyHint": True})  # type: ignore[arg-type]
     async def add(a: int, b: int, context: Context[Any]) -> str:
@@ -98,37 +96,26 @@ def mcp_server(*, sse: bool = False) -> Iterator[McpUnderTest]:
         server = McpUnderTest(listening.getsockname()[1], "/sse" if sse else "/mcp")
         made, safe = _tools(server), TransportSecuritySettings(enable_dns_rebinding_protection=False)
         app = made.sse_app(transport_security=safe) if sse else made.streamable_http_app(transport_security=safe)
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=0, lifespan="on")
+        config = uvicorn.Config(app, log_config=None, loop="asyncio", timeout_graceful_shutdown=0, lifespan="on")
         running = uvicorn.Server(config)
-        started = threading.Event()
-
-        async def run() -> None:
-            running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-            serving = asyncio.create_task(running.serve([listening]))
-            while not running.started:  # noqa: ASYNC110 -- uvicorn tells it by nothing else
-                await asyncio.sleep(0.01)
-            started.set()
-            await serving
-
-        thread = threading.Thread(target=asyncio.run, args=(run(),), name="MCP server")
+        # Connections wait in the socket until it serves.
+        thread = threading.Thread(target=running.run, args=([listening],), name="MCP server")
         thread.start()
         try:
-            assert started.wait(PATIENCE_SEC)
             yield server
         finally:
             running.should_exit = running.force_exit = True
             thread.join(PATIENCE_SEC)
 
 
-class CallingEngine(ActingEngine):
+class CallingEngine(PlayingEngine):
     """Calls the tools that its input names, one a line: "call NAME ARGUMENTS"; tells results, and echoes the rest.
 
     NAME is the end of the name under which the tool is offered.
     """
 
     def __init__(self, **changes: Any) -> None:
-        super().__init__("calling", **{"tools": True, **changes})
-        self.inputs: list[list[InputChunk]] = []
+        super().__init__(**{"tools": True, **changes})
 
     @property
     def offered(self) -> list[str]:
@@ -139,23 +126,17 @@ class CallingEngine(ActingEngine):
         """Lines in place of those of the input, for these results of tools."""
         return []
 
-    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
-        taken = [chunk async for chunk in request.input]
-        self.inputs.append(taken)
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         names = [tool["function"]["name"] for tool in request.tools]
         told = [chunk.payload.decode() for chunk in taken if chunk.tool_call_id is not None]
         texts = [chunk for chunk in taken if chunk.modality is Modality.TEXT and chunk.tool_call_id is None]
-        text = b"\n".join(chunk.payload for chunk in texts).decode()
-        lines = self.lines(told) or text.splitlines()
+        lines = self.lines(told) or b"\n".join(chunk.payload for chunk in texts).decode().splitlines()
         wanted = [line.split(" ", 2)[1:] for line in lines if line.startswith("call ")]
         for number, (end, *arguments) in enumerate(wanted):
             name = next((one for one in names if one.endswith(end)), end)
             call_id = f"call_{len(self.requests)}_{number}"
-            out.write(ToolCallOutput(ToolCallFragment(number, id=call_id, name=name)))
-            out.write(ToolCallOutput(ToolCallFragment(number, arguments="".join(arguments) or "{}")))
-        if wanted:
-            out.write(Finished(FinishReason.TOOL_CALLS, Usage(input_tokens=1, output_tokens=1)))
-            return
-        out.write(TextOutput("; ".join(told)[:200] if told else " ".join(lines)))
-        await out.drain()
-        out.write(Finished(FinishReason.STOP, Usage(input_tokens=1, output_tokens=1)))
+            yield ToolCallOutput(ToolCallFragment(number, id=call_id, name=name))
+            yield ToolCallOutput(ToolCallFragment(number, arguments="".join(arguments) or "{}"))
+        if not wanted:
+            yield TextOutput("; ".join(told)[:200] if told else " ".join(lines))
+        yield Finished(FinishReason.TOOL_CALLS if wanted else FinishReason.STOP, Usage(input_tokens=1, output_tokens=1))

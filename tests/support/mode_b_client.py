@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from support.event_stream import Event, arriving_events, events_of
 from support.native_client import Address, Answer, native_client
-from support.raw_http import RawClient, RawResponse, call
+from support.raw_http import Event, RawClient, RawResponse, arriving_events, call, events_of
 
 from omni_ws.transport.mode_b.routes import MAX_WAIT_SEC
 

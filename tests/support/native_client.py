@@ -99,7 +99,10 @@ class FrameClient:
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.frames: list[dict[str, Any]] = []
+        self.frames = self.received = list[dict[str, Any]]()
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.connection.send(orjson.dumps({self.KIND: kind, **fields}).decode())
 
     async def message(self) -> str | bytes:
         """The next message, in time. Raises ConnectionClosed."""
@@ -140,9 +143,6 @@ class NativeClient(FrameClient):
         self.next_sequence_id = 0
 
     # sending
-
-    async def send(self, type_: str, **fields: Any) -> None:
-        await self.connection.send(orjson.dumps({"type": type_, **fields}).decode())
 
     async def raw(self, message: str | bytes) -> None:
         await self.connection.send(message)
@@ -240,9 +240,9 @@ class NativeClient(FrameClient):
         self.connection.transport.abort()
 
 
-def connecting(server: Address, query: str = "", **options: Any) -> connect:
+def connecting(server: Address, query: str = "", path: str = NATIVE, **options: Any) -> connect:
     usual = {"compression": None, "ping_interval": None, "max_size": None, "proxy": None, "close_timeout": 2}
-    return connect(server.websocket_url + query, **{**usual, **options})
+    return connect(server.websocket_url.replace(NATIVE, path) + query, **{**usual, **options})
 
 
 @contextlib.asynccontextmanager

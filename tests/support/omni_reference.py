@@ -2,34 +2,39 @@
 
 Version 5.19 computes other codes than the models were trained for, or fails, in the cases that ``Fault`` names. A
 repair is a patch of the loaded model for as long as a case runs; ``unrepaired`` leaves some out, to show the fault.
+
+``Driven`` runs a Talker of ours as its process does. ``NothingWaits`` fails where a computation on a device makes the
+host wait, which CUDA graphs forbid.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.omni_cases import CASE, OmniCase
-from support.tiny_omni import Family, omni_checkpoint
+from support.tiny_models import MEDIA_TOKENS, Family, omni_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AutoProcessor,
     Qwen2_5OmniForConditionalGeneration,
-    Qwen2_5OmniProcessor,
     Qwen3OmniMoeForConditionalGeneration,
-    Qwen3OmniMoeProcessor,
 )
 
-from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptRows
+from omni_ws.engine.omni.slot_talker import SlotTalker, load_talker
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptRows, TalkerItem
 
 TEXT_TOKENS: Final = 24
 CODEC_FRAMES: Final = 32
@@ -52,8 +57,6 @@ class Fault(StrEnum):
     NO_AUDIO_CONFIG = "no_audio_config"
     #: Both: an answer of one token has no row, Qwen3's first code may be the end: nothing to stack. Here it is silence.
     NOTHING_TO_SAY = "nothing_to_say"
-    #: Qwen3: chunked_decode() loses the end of each chunk of 300 frames, and gives the next too little context.
-    SEAMS = "seams"
     #: Qwen3: an answer that is cut lacks its last frame, whose other 15 codes would be made in the step after.
     LAST_FRAME = "last_frame"
 
@@ -106,11 +109,10 @@ class OmniReference:
 
     def __init__(self, family: Family, folder: Path) -> None:
         self.family = family
-        models: Any = (Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor)
-        if family is Family.QWEN3:
-            models = (Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor)
-        self.model = models[0].from_pretrained(folder, dtype=torch.float32).eval()
-        self.processor = models[1].from_pretrained(folder)
+        qwen25 = family is Family.QWEN25
+        kind: Any = Qwen2_5OmniForConditionalGeneration if qwen25 else Qwen3OmniMoeForConditionalGeneration
+        self.model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        self.processor = AutoProcessor.from_pretrained(folder)
 
     def speak(
         self,
@@ -138,12 +140,13 @@ class OmniReference:
             try:
                 self._generate(inputs, text_end, codec_end, text_tokens, codec_frames + more, patches)
             except _NothingToSay:
-                codes.append(torch.zeros(1, self._codebooks, 0, dtype=torch.int64))
+                groups = 1 if self.family is Family.QWEN25 else self.model.config.talker_config.num_code_groups
+                codes.append(torch.zeros(1, groups, 0, dtype=torch.int64))
         (thought,) = thinking
         return self._spoken(inputs, thought, codes[0], text_end, codec_end)
 
     def code2wav(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The sound (n,) of Qwen3's codes (frames, 16), in one piece."""
+        """The sound (n,) of Qwen3's codes (frames, 16), in one piece: chunked_decode() loses the end of each chunk."""
         with torch.no_grad():
             sound: NDArray[np.float32] = self.model.code2wav(torch.from_numpy(codes.T[None]))[0, 0].numpy()
         return sound
@@ -159,10 +162,6 @@ class OmniReference:
             )
         made: NDArray[np.float32] = sound.numpy()
         return made
-
-    @property
-    def _codebooks(self) -> int:
-        return 1 if self.family is Family.QWEN25 else int(self.model.config.talker_config.num_code_groups)
 
     def _ends(self) -> tuple[int, int]:
         config = self.model.config
@@ -345,3 +344,178 @@ _REPAIRS: Final[Mapping[Family, Mapping[Fault, Callable[[Any], Any]]]] = {
         Fault.NOTHING_TO_SAY: _silence_allowed,
     },
 }
+
+
+SAMPLE_RATE: Final = 16_000
+
+
+def _place(family: Family, medium: str) -> str:
+    """What stands for sound, a picture or a film in a text."""
+    named, around = MEDIA_TOKENS[family], "audio" if medium == "audio" else "vision"
+    return named[f"{around}_bos_token"] + named[f"{medium}_token"] + named[f"{around}_eos_token"]
+
+
+@dataclass(frozen=True)
+class OmniCase:
+    """The user's last turn, with ``{audio}``, ``{image}`` and ``{video}`` where media are, and turns before it."""
+
+    name: str
+    user: str
+    history: tuple[tuple[str, str], ...] = ()
+
+    def prompt(self, family: Family) -> str:
+        places = {medium: _place(family, medium) for medium in ("audio", "image", "video")}
+        turns = [("system", "You are kind."), *self.history, ("user", self.user.format_map(places))]
+        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+
+    @property
+    def media(self) -> dict[str, Any]:
+        """As transformers' processors take them: sound of 16 kHz, pictures (rows, columns, 3), films of such."""
+        named = {"audio": ("audio", sound), "image": ("images", picture), "video": ("videos", film)}
+        return {name: [make()] for place, (name, make) in named.items() if f"{{{place}}}" in self.user}
+
+
+CASES: Final = (
+    OmniCase("text", "Say something."),
+    OmniCase("audio", "{audio}What is it?"),
+    OmniCase("image", "{image}Who?"),
+    OmniCase("video", "{video}Why?"),
+    OmniCase("mixed", "two {audio}{image}and", history=(("user", "Hi"), ("assistant", "Hello."))),
+)
+#: By name.
+CASE: Final = {case.name: case for case in CASES}
+
+
+@cache
+def sound() -> NDArray[np.float32]:
+    """Two seconds of a tone with some noise."""
+    noise = np.random.default_rng(0).standard_normal(2 * SAMPLE_RATE)
+    tone: NDArray[np.float32] = (0.3 * np.sin(np.arange(2 * SAMPLE_RATE) / 9) + 0.05 * noise).astype(np.float32)
+    return tone
+
+
+@cache
+def picture() -> NDArray[np.uint8]:
+    return np.random.default_rng(1).integers(0, 255, (96, 128, 3), dtype=np.uint8)
+
+
+@cache
+def film() -> NDArray[np.uint8]:
+    """Four frames."""
+    return np.random.default_rng(2).integers(0, 255, (4, 64, 96, 3), dtype=np.uint8)
+
+
+LONGEST = 768
+SLOTS = 8
+#: As the reference computes, on a machine with a GPU too: codes are compared exactly.
+PRECISE: Final[Mapping[str, Any]] = {"device": "cpu", "dtype": "float32"}
+_END_OF_CODES: Final = {Family.QWEN25: "tts_codec_end_token_id", Family.QWEN3: "codec_eos_token_id"}
+
+
+@cache
+def talker(family: Family, codec_end: int | None = None) -> SlotTalker:
+    """The Talker of the tiny checkpoint, with ``codec_end`` as the code that ends an answer; loaded once."""
+    folder = omni_checkpoint(family).resolve()
+    if codec_end is None:
+        return load_talker(folder, slots=SLOTS, longest=LONGEST, **PRECISE)
+    config = json.loads((folder / "config.json").read_text())
+    config["talker_config"][_END_OF_CODES[family]] = codec_end
+    with TemporaryDirectory() as other:
+        for path in folder.iterdir():
+            if path.name != "config.json":
+                (Path(other) / path.name).symlink_to(path)
+        (Path(other) / "config.json").write_text(json.dumps(config))
+        return load_talker(other, slots=SLOTS, longest=LONGEST, **PRECISE)
+
+
+def new_talker(family: Family, **options: Any) -> SlotTalker:
+    """Another Talker of the tiny checkpoint."""
+    return load_talker(omni_checkpoint(family), slots=SLOTS, longest=LONGEST, **{**PRECISE, **options})
+
+
+def greedy(family: Family, **settings: Any) -> dict[str, Any]:
+    return {"voice": SPEAKER[family], "temperature": 0, **settings}
+
+
+class Driven:
+    """Sessions of a Talker and what they have made."""
+
+    def __init__(self, model: SlotTalker) -> None:
+        self.model = model
+        self.codes: dict[int, list[NDArray[np.int64]]] = {}
+        self.ends: dict[int, CodesEnd] = {}
+        self.items: dict[int, list[Codes]] = {}
+
+    def open(self, session: int, settings: dict[str, Any], *, frames: int = 1000) -> None:
+        self.model.open(session, settings)
+        self.model.grant(session, frames)
+        self.codes[session], self.items[session] = [], []
+
+    def step(self) -> None:
+        for session, item in self.model.step():
+            assert session not in self.ends
+            self.items[session].append(item)
+            self.codes[session] += list(item.codes)
+            if item.end is not None:
+                self.ends[session] = item.end
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Step until there is nothing to do."""
+        while self.model.busy and not until():
+            self.step()
+
+    def made(self, session: int) -> NDArray[np.int64]:
+        return np.array(self.codes[session]).reshape(-1, self.model.codebooks)
+
+
+def speak(
+    model: SlotTalker, items: Iterable[TalkerItem], settings: dict[str, Any]
+) -> tuple[NDArray[np.int64], CodesEnd | None]:
+    """Run one session alone, working on each item before the next; returns its codes and its end."""
+    driven = Driven(model)
+    driven.open(0, settings)
+    for item in items:
+        model.feed(0, item)
+        driven.run()
+    model.close(0)
+    return driven.made(0), driven.ends.get(0)
+
+
+def of(answer: Spoken, *, ends: bool) -> SlotTalker:
+    """The Talker that an answer of the reference is compared with."""
+    return talker(answer.family, answer.codec_end if ends else None)
+
+
+def long_prompt(family: Family, rows: int) -> PromptRows:
+    """A user's turn of ``rows`` rows, and the beginning of the assistant's."""
+    prompt = spoken(family, "text").prompt_rows()
+    begin = int(np.flatnonzero(prompt.tokens == prompt.tokens[0])[1])
+    size = prompt.hidden.shape[1]
+    head, tail = prompt.tokens[begin : begin + 3], prompt.tokens[-3:]
+    letters = np.full(rows - 3, 97, np.int64)
+    tokens = np.concatenate((head, letters, tail if family is Family.QWEN3 else tail[:0]))
+    states = np.full(len(tokens), family is Family.QWEN25)
+    hidden = np.zeros((int(states.sum()), size), np.float32)
+    return PromptRows(tokens, np.tile(np.arange(len(tokens)), (3, 1)), states, hidden)
+
+
+_ATEN = torch.ops.aten
+_WAITING = {
+    _ATEN._local_scalar_dense,
+    _ATEN.nonzero,
+    _ATEN.is_nonzero,
+    _ATEN.masked_select,
+    _ATEN.equal,
+    _ATEN.bincount,
+}
+_INDEXING = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_}
+
+
+class NothingWaits(TorchDispatchMode):  # type: ignore[misc]
+    """Fails on what would make the host wait for a device, or size a tensor by another's values."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        assert operator.overloadpacket not in _WAITING, operator
+        indices = arguments[1] if operator.overloadpacket in _INDEXING else ()
+        assert all(index is None or index.dtype != torch.bool for index in indices), operator
+        return operator(*arguments, **(named or {}))

@@ -3,20 +3,29 @@
 A conversion is a source of weights as any other: its files are pinned (tests/data/converted.lock), so it is the same
 on every machine, and two processes that want it share one. ``python -m support.real_models`` writes the pins anew,
 after a change of a converter or of transformers, which writes the files of tokenizers.
+
+llama.cpp's own HTTP server serves one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Final, TypeAlias
 
 import pytest
+from support.commands import read_message
 
 from omni_ws.config.values import user_cache_folder
+from omni_ws.engine.child_main import encode_message
+from omni_ws.engine.llm.gguf_server import FromModel, Order
 from omni_ws.weights import (
     Fetching,
     PackageSource,
@@ -61,9 +70,8 @@ def _converted(name: str, *, from_name: str) -> Path:
     return store.fetch(read_lock(CONVERTED.read_text(encoding="utf-8"))[name])
 
 
-class Convert(Protocol):
-    def __call__(self, weights: Path, folder: Path) -> None:
-        """Write the files of a model into ``folder``."""
+#: Writes the files of a model, whose weights are in the first folder, into the second.
+Convert: TypeAlias = Callable[[Path, Path], None]
 
 
 class _Conversion:
@@ -77,14 +85,14 @@ class _Conversion:
 
 
 def _converters() -> dict[str, Convert]:
-    from support import convert_smollm2, convert_whisper
+    from support.converters import convert_smollm2, convert_whisper
 
-    return {"smollm2": convert_smollm2.convert, "whisper-tiny-en": convert_whisper.convert}
+    return {"smollm2": convert_smollm2, "whisper-tiny-en": convert_whisper}
 
 
 def write_pins() -> None:
     """Pin what the converters make now."""
-    lines = ["# What tests/support/convert_*.py make of fetched weights. Written by `python -m support.real_models`."]
+    lines = ["# What tests/support/converters.py makes of fetched weights. Written by `python -m support.real_models`."]
     for name, convert in _converters().items():
         weights = pinned_weights()[name]
         lines += [
@@ -105,3 +113,49 @@ def write_pins() -> None:
 
 if __name__ == "__main__":
     write_pins()
+
+
+CONTEXT: Final = 512
+KEY: Final = "the key of a test"
+#: SmolLM2's template with tools, which its own leaves out.
+TOOLS_TEMPLATE: Final = Path(__file__).parents[1] / "data" / "chatml_tools.jinja"
+
+
+def smollm2_file() -> Path:
+    """SmolLM2's weights. Skips the test where they, or what runs them, cannot be had."""
+    if find_spec("xllamacpp") is None:
+        pytest.skip("llama.cpp's server needs the package xllamacpp, which is there for Linux on x86-64")
+    return next(fetched("smollm2").glob("*.gguf"))
+
+
+@contextmanager
+def llama_cpp_server(chat_template: Path | None = None) -> Iterator[int]:
+    """The port of one, for whoever has KEY. Skips the test where it cannot be had."""
+    order = Order(
+        file=str(smollm2_file()),
+        name="smollm2",
+        key=KEY,
+        context=CONTEXT,
+        parallel=1,
+        threads=1,
+        think=True,
+        chat_template=None if chat_template is None else chat_template.read_text(),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omni_ws.engine.llm.gguf_server"],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(encode_message(order))
+            process.stdin.flush()
+            served, _ = read_message(process.stdout, FromModel)
+            yield int(served.address.rpartition(":")[2])
+            assert process.poll() is None, f"llama.cpp's server ended by itself, status {process.returncode}"
+        finally:
+            process.kill()

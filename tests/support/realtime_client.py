@@ -1,16 +1,40 @@
-"""A client of ``/v1/realtime`` that holds every event to the types of OpenAI's library."""
+"""Clients of ``/v1/realtime`` and ``/v1/live/sessions`` that hold every event to the types of OpenAI's library.
+
+That of Live holds them to the rules of its API, too: what comes first and last, ids, and times. By those types there
+are also the names of the Realtime API that ``realtime_parity.toml`` must judge.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from typing import Any, get_args
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
 
 import orjson
+import yaml
+from jsonschema import Draft202012Validator
 from openai.types.beta.realtime import TranscriptionSessionUpdatedEvent
-from openai.types.realtime import RealtimeServerEvent
+from openai.types.live import ServerEvent
+from openai.types.realtime import (
+    ConversationItem,
+    RealtimeClientEvent,
+    RealtimeConnectParams,
+    RealtimeResponse,
+    RealtimeResponseCreateParams,
+    RealtimeServerEvent,
+    RealtimeSessionCreateRequest,
+    RealtimeSessionCreateResponse,
+    RealtimeTranscriptionSessionCreateRequest,
+    RealtimeTranscriptionSessionCreateResponse,
+    ResponseItemReference,
+)
+from pydantic import BaseModel
+from support.inline_workers import loud_24k, quiet_24k
 from support.live_server import LiveServer
 from support.native_client import FrameClient
 from support.patience import PATIENCE_SEC
@@ -52,17 +76,21 @@ def check(event: dict[str, Any]) -> None:
         _EVENTS[event["type"]].model_validate(event)
 
 
-class RealtimeClient(FrameClient):
-    """One connection. ``received`` has all events, the first among them."""
-
+class _Speaking(FrameClient):
+    #: The event with audio of a microphone.
+    APPEND: str
     closed = FrameClient.close_of_server
 
-    def __init__(self, connection: ClientConnection) -> None:
-        super().__init__(connection)
-        self.received = self.frames
+    async def append(self, audio: bytes, *, size: int = 4800) -> None:
+        for position in range(0, len(audio), size):
+            piece = base64.b64encode(audio[position : position + size]).decode()
+            await self.send(self.APPEND, audio=piece)
 
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.connection.send(orjson.dumps({"type": kind, **fields}).decode())
+
+class RealtimeClient(_Speaking):
+    """One connection. ``received`` has all events, the first among them."""
+
+    APPEND = "input_audio_buffer.append"
 
     async def receive(self) -> dict[str, Any]:
         event: dict[str, Any] = orjson.loads(await self.message())
@@ -101,11 +129,6 @@ class RealtimeClient(FrameClient):
         """The next response, when it is done."""
         done: dict[str, Any] = (await self.until("response.done"))["response"]
         return done
-
-    async def append(self, audio: bytes, *, size: int = 4800) -> None:
-        for position in range(0, len(audio), size):
-            piece = base64.b64encode(audio[position : position + size]).decode()
-            await self.send("input_audio_buffer.append", audio=piece)
 
     def heard(self, response_id: str) -> bytes:
         """The audio of a response."""
@@ -147,3 +170,186 @@ async def realtime_client(
                 assert first["type"] == "session.created"
             yield client
             return
+
+
+#: By ``type``, the class of each event.
+EVENTS = by_type(ServerEvent)
+_LIVE = Path(__file__).parents[2] / "protocol" / "live.asyncapi.yaml"
+AUDIO = "session.output_audio.delta"
+
+
+@cache
+def _schemas() -> dict[str, Draft202012Validator]:
+    messages = yaml.safe_load(_LIVE.read_text(encoding="utf-8"))["components"]["messages"]
+    return {kind: Draft202012Validator(message["payload"]) for kind, message in messages.items()}
+
+
+def check_live(event: dict[str, Any]) -> None:
+    """The event is one that OpenAI's library and our document know, with all its fields."""
+    kind = event["type"]
+    EVENTS[kind].model_validate(event)
+    if kind in _schemas():
+        _schemas()[kind].validate(event)
+
+
+class LiveClient(_Speaking):
+    """One connection. ``received`` has all events but the audio, which is in ``sound``."""
+
+    APPEND = "session.input_audio.append"
+
+    def __init__(self, connection: ClientConnection) -> None:
+        super().__init__(connection)
+        #: The audio of all deltas, and the length of each.
+        self.sound = bytearray()
+        self.deltas: list[int] = []
+        self._starts: dict[str, int] = {}
+
+    async def receive(self) -> dict[str, Any]:
+        """The next event. Audio is taken on the way."""
+        while (event := await self.take())["type"] == AUDIO:
+            pass
+        return event
+
+    async def take(self) -> dict[str, Any]:
+        """The next event, which may be audio."""
+        event: dict[str, Any] = orjson.loads(await self.message())
+        self._check(event)
+        if event["type"] == AUDIO:
+            audio = base64.b64decode(event["delta"])
+            self.sound += audio
+            self.deltas.append(len(audio))
+        else:
+            self.received.append(event)
+        return event
+
+    def _check(self, event: dict[str, Any]) -> None:
+        kind = event["type"]
+        check_live(event)
+        assert "session.closed" not in {one["type"] for one in self.received}, "an event after the last"
+        if kind == AUDIO:
+            assert event.keys() == {"type", "delta"}
+        else:
+            assert event["event_id"] not in {one["event_id"] for one in self.received}
+        if not self.received:
+            assert kind in ("session.started", "error"), "an event before the first"
+        if kind.endswith("_transcript.delta"):
+            assert self._starts.get(kind, 0) <= event["start_ms"] <= event["end_ms"], "time goes back"
+            self._starts[kind] = event["start_ms"]
+        if kind == "error":
+            assert isinstance(event["error"]["code"], str)
+
+    def said(self) -> str:
+        """The output transcript so far."""
+        return "".join(one["delta"] for one in self.seen("session.output_transcript.delta"))
+
+    def heard(self) -> str:
+        """The input transcript so far."""
+        return "".join(one["delta"] for one in self.seen("session.input_transcript.delta"))
+
+    async def start(self, **session: Any) -> dict[str, Any]:
+        """Starts the session. Returns it as the server shows it."""
+        await self.send("session.start", event_id="start", session={"model": "gpt-live-1", **session})
+        started = await self.until("session.started")
+        assert started["client_event_id"] == "start"
+        shown: dict[str, Any] = started["session"]
+        return shown
+
+    async def speak(self, *, ms: int = 320) -> None:
+        """Says something in real time, at 24 kHz."""
+        audio = quiet_24k(96) + loud_24k(ms) + quiet_24k(640)
+        for position in range(0, len(audio), 4800):  # 100 ms
+            await self.append(audio[position : position + 4800])
+            await asyncio.sleep(0.1)
+
+    async def until_said(self, text: str) -> None:
+        """Waits until these words are the end of what was said."""
+        while not self.said().endswith(text):
+            await self.receive()
+
+    async def take_for(self, seconds: float) -> None:
+        """Takes what comes in so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await self.take()
+
+    async def failed(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The error that an event is refused with."""
+        await self.send(kind, event_id="wrong", **fields)
+        error: dict[str, Any] = (await self.until("error"))["error"]
+        assert error["client_event_id"] == "wrong"
+        return error
+
+    async def end(self) -> dict[str, Any]:
+        """Closes the session. Returns its last event, behind which the server has closed."""
+        await self.send("session.close", event_id="close")
+        closed = await self.until("session.closed")
+        assert closed["client_event_id"] == "close"
+        assert (await self.closed())[0] == 1000
+        return closed
+
+
+@contextlib.asynccontextmanager
+async def live_client(server: LiveServer, *, query: str = "", **options: Any) -> AsyncIterator[LiveClient]:
+    """A connection, whose session is not started."""
+    url = f"ws://127.0.0.1:{server.port}/v1/live/sessions{query}"
+    async with connect(url, max_size=None, ping_interval=None, **options) as connection:
+        yield LiveClient(connection)
+
+
+#: Fields of every event; they are judged once.
+_ENVELOPE: Final = ("type", "event_id")
+#: Objects that are judged in a section of their own, by the classes that describe them.
+_ITEMS: Final = (*get_args(get_args(ConversationItem)[0]), ResponseItemReference)
+_OF_OWN: Final = {
+    "session": (
+        RealtimeSessionCreateRequest,
+        RealtimeTranscriptionSessionCreateRequest,
+        RealtimeSessionCreateResponse,
+        RealtimeTranscriptionSessionCreateResponse,
+    ),
+    "response": (RealtimeResponseCreateParams,),
+    "server.response": (RealtimeResponse,),
+}
+_ELSEWHERE: Final = {one for classes in _OF_OWN.values() for one in classes} | set(_ITEMS)
+
+
+def openai_names() -> set[str]:
+    """Return all names: ``client.EVENT.FIELD``, ``session.FIELD``, ``response.FIELD``, ``item.TYPE.FIELD`` ….
+
+    The fields of a list's elements follow its name, and the fields of several forms of one object are joined.
+    """
+    names = {f"query.{name}" for name in RealtimeConnectParams.__annotations__}
+    for side, union in (("client", RealtimeClientEvent), ("server", RealtimeServerEvent)):
+        names |= {f"{side}.{name}" for name in _ENVELOPE}
+        for kind, event in by_type(union).items():
+            names |= {f"{side}.{kind}", *_fields(event, f"{side}.{kind}", without=_ENVELOPE)}
+    for place, classes in _OF_OWN.items():
+        for one in classes:
+            names |= set(_fields(one, place))
+    for one in _ITEMS:
+        (kind,) = get_args(one.model_fields["type"].annotation) or get_args(
+            get_args(one.model_fields["type"].annotation)[0]
+        )
+        names |= {f"item.{kind}", *_fields(one, f"item.{kind}", without=("type",))}
+    return names
+
+
+def _fields(model: type[BaseModel], place: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of the model's fields, and of the fields of the objects in them."""
+    for name, field in model.model_fields.items():
+        if name in without:
+            continue
+        path = f"{place}.{field.alias or name}"
+        yield path
+        for inner in _models(field.annotation):
+            if inner not in _ELSEWHERE:
+                yield from _fields(inner, path)
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """Yield the classes of objects in an annotation: an alternative, an element, or the type itself."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for inner in get_args(kind):
+        yield from _models(inner)

@@ -1,4 +1,4 @@
-"""Recordings made by a real server, and replays of them by the command."""
+"""Recordings made by a real server, replays of them by the command, and the lines of a recorder of profiler events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from support.commands import Ended, run_here
 
+from omni_ws.profiler.events import EventRecorder
 from omni_ws.replay import main
 
 
@@ -28,3 +29,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def events(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines(path) if line.get("event") == kind]
+
+
+def event_lines(recorder: EventRecorder) -> list[dict[str, Any]]:
+    """Those of all its files, in the order of time. Closes it."""
+    recorder.close()
+    told = [line for path in recorder.paths for line in lines(path)]
+    return sorted(told, key=lambda line: line["metadata"]["monotonic_ns"])

@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
-import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE_SEC
 
-PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+from benchmarks.fleet.processes import StoreProcess, missing
 
 
-class RedisServer:
-    """The process, which can be killed, stopped and started anew; its data are in ``folder`` (append-only file)."""
+class RedisServer(StoreProcess):
+    """The process, which can be killed, stopped and started anew. ``configuration`` is the file of a sentinel."""
 
     def __init__(self, folder: Path, *options: str, configuration: Path | None = None) -> None:
-        """``configuration`` is the file of a sentinel, which begins with that."""
-        if PROGRAM is None:
-            pytest.skip("redis-server is not installed (on Debian: redis-server)")
-        self._folder = folder
-        self._options = options
-        self._configuration = configuration
-        self.port = _free_port()
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    async def start(self) -> None:
-        """Start it, and wait until it answers."""
-        assert PROGRAM is not None
-        port = ("--port", str(self.port), "--bind", "127.0.0.1")
-        if self._configuration is None:
-            durable = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
-            arguments = (*port, *durable, "--dir", str(self._folder), *self._options)
-        else:
-            arguments = (str(self._configuration), "--sentinel", *port, *self._options)
-        self._process = await asyncio.create_subprocess_exec(PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE)
-        assert self._process.stdout is not None
-        ready = b"Ready to accept connections" if self._configuration is None else b"Sentinel ID is"
-        async with asyncio.timeout(PATIENCE_SEC):
-            while ready not in (line := await self._process.stdout.readline()):
-                assert line, "redis-server ended"
-
-    async def kill(self) -> None:
-        """Kill it, if it runs, and wait until it is gone."""
-        if self._process is not None:
-            if self._process.returncode is None:
-                self._process.kill()
-            await self._process.communicate()
-            self._process = None
-
-    def send(self, which: signal.Signals) -> None:
-        """Send it a signal: SIGSTOP stops it, SIGCONT lets it go on."""
-        assert self._process is not None
-        self._process.send_signal(which)
+        if (reason := missing()) is not None:
+            pytest.skip(reason)
+        super().__init__(folder / "redis")
+        program, *usual = self._command
+        self._command = [program, *([] if configuration is None else [str(configuration)]), *usual, *options]
 
     async def ask(self, *words: str) -> bytes:
         """Send one command, and return the first line of the answer."""
@@ -75,21 +34,10 @@ class RedisServer:
             await writer.wait_closed()
 
 
-def _free_port() -> int:
-    """A free port of at most 55,535: a node of a cluster listens on the one 10,000 above it, too."""
-    with contextlib.ExitStack() as taken:
-        while True:
-            one = taken.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            if port <= 55_535:
-                return port
-
-
 @asynccontextmanager
-async def redis_server(folder: Path, *options: str) -> AsyncIterator[RedisServer]:
+async def redis_server(folder: Path, *options: str, configuration: Path | None = None) -> AsyncIterator[RedisServer]:
     """Run a server during the block."""
-    server = RedisServer(folder, *options)
+    server = RedisServer(folder, *options, configuration=configuration)
     await server.start()
     try:
         yield server

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from support.golden_frames import vectors
 from support.patience import PATIENCE_SEC
@@ -15,19 +16,30 @@ from websockets.exceptions import ConnectionClosed
 
 from omni_ws.core.chunks import AudioFormat, FinishReason, InputChunk, OutputChunk, OutputModality
 from omni_ws.errors import OmniError
-from omni_ws.wire import server_frames
 from omni_ws.wire.frames import ClientFrame, ConfigPatch, decode_frame, decode_input, encode_output_audio
-from omni_ws.wire.server_frames import ServerFrame, SessionUpdatedFrame
+from omni_ws.wire.server_frames import (
+    InputAckFrame,
+    OutputChunkFrame,
+    ResponseStartedFrame,
+    ServerFrame,
+    SessionClosingFrame,
+    SessionCreatedFrame,
+    SessionUpdatedFrame,
+    UsageFields,
+    decode_server_frame,
+    encode_frame,
+    error_frame,
+)
 from omni_ws.wire.session_config import effective
 
-USAGE = server_frames.UsageFields(
+USAGE = UsageFields(
     input_tokens=1, output_tokens=2, total_tokens=3, input_audio_ms=4, output_audio_ms=5, input_after_start_bytes=6
 )
 
 
-def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> server_frames.SessionCreatedFrame:
-    golden = server_frames.decode_server_frame(vectors("server_frames")[0]["frame"])
-    assert isinstance(golden, server_frames.SessionCreatedFrame)
+def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> SessionCreatedFrame:
+    golden = decode_server_frame(vectors("server_frames")[0]["frame"])
+    assert isinstance(golden, SessionCreatedFrame)
     limits = replace(golden.limits, max_chunk_bytes=max_chunk_bytes)
     return replace(golden, session_id=f"sess_{number}", model="scripted", limits=limits)
 
@@ -39,9 +51,13 @@ class Peer:
         self.websocket = websocket
         self.number = number
         self.output_sequence_id = 0
+        self.close = websocket.close
+        self.until_closed = websocket.wait_closed
+        #: The cable is cut.
+        self.drop = websocket.transport.abort
 
     async def send(self, frame: ServerFrame) -> None:
-        await self.websocket.send(server_frames.encode_frame(frame), text=True)
+        await self.websocket.send(encode_frame(frame), text=True)
 
     async def create(self, **options: Any) -> None:
         await self.send(created(self.number, **options))
@@ -76,32 +92,20 @@ class Peer:
         return frame.fields
 
     async def ack(self, next_sequence_id: int, *, credit_bytes: int = 1 << 20, buffered_chunks: int = 0) -> None:
-        await self.send(
-            server_frames.InputAckFrame(
-                next_sequence_id=next_sequence_id,
-                buffered_chunks=buffered_chunks,
-                received_bytes=0,
-                credit_bytes=credit_bytes,
-            )
-        )
+        counts: dict[str, Any] = {"buffered_chunks": buffered_chunks, "received_bytes": 0, "credit_bytes": credit_bytes}
+        await self.send(InputAckFrame(next_sequence_id=next_sequence_id, **counts))
 
     def _number(self) -> int:
         self.output_sequence_id += 1
         return self.output_sequence_id - 1
 
     async def started(self, request_id: str, sequence_id: int | None = 0, **names: Any) -> None:
-        await self.send(
-            server_frames.ResponseStartedFrame(
-                request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend", **names
-            )
-        )
+        fields: dict[str, Any] = {"trigger": "end_of_input", "input_mode": "extend", **names}
+        await self.send(ResponseStartedFrame(request_id=request_id, sequence_id=sequence_id, **fields))
 
-    async def output(self, request_id: str, modality: str, **fields: Any) -> None:
-        await self.send(
-            server_frames.OutputChunkFrame(
-                request_id=request_id, sequence_id=self._number(), modality=modality, **fields
-            )
-        )
+    async def output(self, request_id: str, modality: str | UnsetType = UNSET, **fields: Any) -> None:
+        number = self._number()
+        await self.send(OutputChunkFrame(request_id=request_id, sequence_id=number, modality=modality, **fields))
 
     async def binary_audio(self, request_id: str, payload: bytes, start_ms: int) -> None:
         chunk = OutputChunk(
@@ -115,32 +119,13 @@ class Peer:
         await self.websocket.send(encode_output_audio(chunk))
 
     async def final(self, request_id: str, reason: FinishReason = FinishReason.STOP, **names: Any) -> None:
-        await self.send(
-            server_frames.OutputChunkFrame(
-                request_id=request_id,
-                sequence_id=self._number(),
-                final=True,
-                finish_reason=reason,
-                usage=USAGE,
-                **names,
-            )
-        )
+        await self.output(request_id, final=True, finish_reason=reason, usage=USAGE, **names)
 
     async def error(self, error: OmniError) -> None:
-        await self.send(server_frames.error_frame(error))
+        await self.send(error_frame(error))
 
     async def closing(self, reason: str, *, retryable: bool = True) -> None:
-        await self.send(server_frames.SessionClosingFrame(reason=reason, retryable=retryable, time_left_ms=0))
-
-    async def close(self, code: int = 1000) -> None:
-        await self.websocket.close(code)
-
-    async def until_closed(self) -> None:
-        await self.websocket.wait_closed()
-
-    def drop(self) -> None:
-        """The cable is cut."""
-        self.websocket.transport.abort()
+        await self.send(SessionClosingFrame(reason=reason, retryable=retryable, time_left_ms=0))
 
 
 Script = Callable[[Peer], Awaitable[None]]

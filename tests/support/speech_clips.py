@@ -1,14 +1,16 @@
-"""Recorded speech with the words that are spoken in it (tests/data/README.md), and noises without any."""
+"""Recorded speech with the words that are spoken in it (tests/data/README.md), noises without any, and odd texts."""
 
 from __future__ import annotations
 
-import wave
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, resampled
+from omni_ws.audio.pcm import PCM16, Samples, pcm16_from_samples, resampled, samples_from_pcm16
+from omni_ws.client.audio import read_wav
 
 SAMPLE_RATE = 16_000
 _DATA = Path(__file__).parent.parent / "data"
@@ -26,9 +28,9 @@ WORDS = {
 
 def clip_bytes(name: str) -> bytes:
     """pcm16, 16 kHz, mono."""
-    with wave.open(str(_DATA / f"{name}.wav"), "rb") as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (SAMPLE_RATE, 1, 2)
-        return file.readframes(file.getnframes())
+    clip = read_wav(_DATA / f"{name}.wav")
+    assert (clip.sample_rate, clip.channels) == (SAMPLE_RATE, 1)
+    return clip.samples
 
 
 def clip_pcm(name: str) -> NDArray[np.int16]:
@@ -36,8 +38,7 @@ def clip_pcm(name: str) -> NDArray[np.int16]:
 
 
 def clip_samples(name: str) -> Samples:
-    samples: Samples = clip_pcm(name).astype(np.float32) / np.float32(32768)
-    return samples
+    return samples_from_pcm16(clip_pcm(name))
 
 
 def silence(seconds: float) -> bytes:
@@ -46,8 +47,7 @@ def silence(seconds: float) -> bytes:
 
 def at_24k(audio: bytes) -> bytes:
     """Audio of 16 kHz at the rate of the Realtime API."""
-    samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32768)
-    return bytes(np.rint(resampled(samples, SAMPLE_RATE, 24_000) * 32767).clip(-32768, 32767).astype("<i2").tobytes())
+    return as_pcm16(resampled(samples_from_pcm16(np.frombuffer(audio, PCM16)), SAMPLE_RATE, 24_000))
 
 
 def noises(seconds: float = 4.0) -> dict[str, Samples]:
@@ -80,16 +80,44 @@ def _music(length: int, generator: np.random.Generator) -> NDArray[np.float64]:
     return np.concatenate(bars)[:length]
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The echo comes ``delay_ms`` after the sound was received, ``gain_db`` louder than it is."""
+
+    delay_ms: int
+    gain_db: float
+
+    @property
+    def response(self) -> Samples:
+        """The direct sound and reflections that die away over 80 ms, together of the gain's energy."""
+        generator = np.random.default_rng(5)
+        time = np.arange(80 * SAMPLE_RATE // 1000) / SAMPLE_RATE
+        taps = generator.normal(0, 1, len(time)) * 10 ** (-3 * time / 0.12)
+        taps[: 2 * SAMPLE_RATE // 1000] = 0
+        taps *= np.sqrt(0.4 / np.sum(taps**2))
+        taps[0] = 1
+        return np.asarray(taps * (10 ** (self.gain_db / 20) / np.sqrt(np.sum(taps**2))), np.float32)
+
+
 def as_pcm16(samples: Samples) -> bytes:
-    return np.clip(np.rint(samples * 32767), -32768, 32767).astype("<i2").tobytes()
+    return pcm16_from_samples(samples).tobytes()
 
 
-def word_errors(reference: str, heard: str) -> int:
-    """Substitutions, insertions and deletions between two texts, spellings of one word made equal."""
-    wanted, got = (text.replace("mister", "mr").split() for text in (reference, heard))
-    row = list(range(len(got) + 1))
-    for place, word in enumerate(wanted, 1):
-        diagonal, row[0] = row[0], place
-        for column, other in enumerate(got, 1):
-            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (word != other))
-    return row[-1]
+ODD_TEXTS: Final = (
+    "a" * 2000,
+    "1" * 300,
+    "1,000," * 50,
+    "x1y2" * 75,
+    "aB" * 150,
+    "a-b'c/d." * 40,
+    "(" * 1000 + ")" * 1000,
+    "." * 1999 + "x",
+    "[a](/b/)" * 40,
+    "https://example.com/" + "q=1&" * 75,
+    "The quick brown fox jumps over the lazy dog " * 45,
+    "\x07\x1b[0m'\"`${}%s%n\\",
+    "🎉 Congratulations 🎉 on 100 % 你好 Привет ελληνικά שלום",
+    "Zyxgrth Llanfairpwllgwyngyllgogerychwyrndrobwll naïve Łódź İstanbul ﬁne ½ ² ٣",
+    "$1,234,567,890,123,456,789.99 −5 ±3 №7 1/0 0/0 99:99 31/31/3131 IIII MMMM",
+    "S.O.S. U.S.A. e.g. a.b.c.d.e.f 1.2.3.4 v2.0-rc1+x 10^100 #1 @me &c. =",
+)

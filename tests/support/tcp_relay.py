@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import Enum
+
+from support.raw_http import RawClient
 
 
 class Direction(Enum):
@@ -81,10 +81,7 @@ class TcpRelay:
                 tasks.create_task(self._pump(reader, pair, Direction.TO_SERVER, carried, cut, sent))
                 tasks.create_task(self._pump(far_reader, pair, Direction.TO_CLIENT, carried, cut))
             for one in pair:
-                one.close()
-            for one in pair:
-                with contextlib.suppress(OSError):
-                    await one.wait_closed()
+                await RawClient(reader, one).close()
         finally:
             self._pairs.discard(pair)
             for one in pair:
@@ -113,7 +110,7 @@ class TcpRelay:
                 if cut is not None and len(passed) < len(data):
                     self.made += 1
                     for one in pair:
-                        _end(one, reset=cut.reset)
+                        RawClient(source, one).reset() if cut.reset else one.close()
                     return
             if target.can_write_eof():
                 target.write_eof()
@@ -123,15 +120,6 @@ class TcpRelay:
             # uvloop says so where it has closed the transport after a reset.
             if not target.transport.is_closing():
                 raise
-
-
-def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
-    if reset:
-        no_goodbye = struct.pack("ii", 1, 0)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_goodbye)
-        writer.transport.abort()
-    else:
-        writer.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """A pytest plugin: what all tests marked ``vllm`` have in common. They are skipped where vLLM is not installed.
 
 ``-m vllm`` imports only the files that have such tests. Importing all others would take longer than vLLM itself does.
-Several processes share the work by ``-n 3 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
+Several processes share the work by ``-n 3 --dist loadgroup --no-loadscope-reorder``: a process takes a whole file, or
 all files that share an engine or a reference, those that take longest first.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,19 +93,7 @@ def _group(file: Path) -> str:
 
 
 def _place(item: pytest.Item) -> int:
-    group = _group(item.path)
-    return _LONGEST.index(group) if group in _LONGEST else len(_LONGEST)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's own ``loadfile``, with files that share something as one."""
-    if config.getoption("markexpr") != "vllm" or config.getoption("dist") != "loadfile":
-        return None
-    scheduling: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)
-    file_of = scheduling._split_scope
-    scheduling._split_scope = lambda test: _group(Path(file_of(test)))
-    return scheduling
+    return (*_LONGEST, group := _group(item.path)).index(group)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -118,6 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("vllm") is None:
             continue
+        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
         # Warnings that vLLM, transformers and PyTorch raise are not ours.
         item.add_marker(pytest.mark.filterwarnings("ignore"))
         if missing:

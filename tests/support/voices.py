@@ -11,7 +11,7 @@ import sys
 from functools import cache
 
 import pytest
-from support.child_messages import read_message
+from support.commands import read_message
 from support.real_models import fetched
 
 from omni_ws.config.model import VoiceChoice

@@ -18,14 +18,9 @@ from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
 from omni_ws.transport.wyoming.front import WyomingServices
 
-__all__ = ["AudioChunk", "AudioStart", "AudioStop", "Event", "WyomingPeer", "WyomingSatellite", "front_end", "peer"]
+__all__ = ["AudioChunk", "AudioStart", "AudioStop", "Event", "WyomingPeer", "WyomingSatellite", "peer"]
 
 ON: dict[str, Any] = {"wyoming": {"port": 0}}
-
-
-def front_end(server: LiveServer) -> WyomingServices:
-    (found,) = (one for one in server.app.front_ends if isinstance(one, WyomingServices))
-    return found
 
 
 class WyomingPeer:
@@ -102,7 +97,7 @@ class WyomingPeer:
 @contextlib.asynccontextmanager
 async def peer(server: LiveServer) -> AsyncIterator[WyomingPeer]:
     """A client that is connected to the port for Wyoming."""
-    port = front_end(server).port
+    port = server.front_end(WyomingServices).port
     assert port is not None
     client = AsyncTcpClient("127.0.0.1", port)
     await client.connect()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.capable_engine import HearingEngine, long_answer
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import HearingEngine, long_answer
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
 

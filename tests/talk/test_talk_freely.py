@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from support.capable_engine import HearingEngine, long_answer
-from support.inline_workers import InlineWorkers, loud, quiet
-from support.judges import ScriptedModel
+from support.inline_workers import InlineWorkers, ScriptedModel, loud, quiet
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import HearingEngine, long_answer
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, silence
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
+from support.scripted_engines import HearingEngine
 
 from omni_ws.audio.pcm import Ducker
 from omni_ws.client import (

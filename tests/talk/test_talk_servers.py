@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import HearingEngine, long_answer
 from support.commands import Ended, run_here, running
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import HearingEngine, long_answer
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
 from websockets.asyncio.server import ServerConnection

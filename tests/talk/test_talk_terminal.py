@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
+from support.scripted_engines import HearingEngine
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
 

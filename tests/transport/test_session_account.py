@@ -9,14 +9,14 @@ from typing import Any
 
 import orjson
 import pytest
-from support.capable_engine import CapableEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import mode_b
 from support.native_client import RawWebSocket, frame_bytes, native_client, raw_websocket, text
-from support.phone_gateway import phone_gateway
 from support.raw_http import raw_client, websocket_upgrade
 from support.realtime_client import failed, realtime_client
+from support.scripted_engines import CapableEngine
+from support.telephones import phone_gateway
 from websockets.frames import Opcode
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES

@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import pytest
 from support.file_server import FileServer, file_server
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from omni_ws.weights import (
     Fetching,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.open_files import no_more_files
+from support.exhausted import no_more_files
 
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig

@@ -13,12 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from support.commands import WorkerServer, worker_server
 from support.live_server import LiveServer
 from support.native_client import NativeClient, RawWebSocket, native_client
 from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, RawResponse, raw_client, request, websocket_upgrade
 from support.webrtc_client import webrtc_call
-from support.worker_server import WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.transport.http.connections import MAX_TURNED_AWAY
@@ -42,7 +42,7 @@ def changing() -> Iterator[WorkerServer]:
     """A server for the tests that end workers, each of which leaves it with two that are ready."""
     with worker_server("--fake.first-chunk-delay-ms", "50") as server:
         yield server
-        server.signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SEC) == 0
 
 
@@ -52,7 +52,7 @@ def hanging() -> Iterator[WorkerServer]:
     flags = ("--worker-hang-timeout-sec", "3", "--limits.max-connections", "20")
     with worker_server("--fake.first-chunk-delay-ms", "50", *flags) as server:
         yield server
-        server.signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SEC) == 0
 
 
@@ -293,12 +293,12 @@ class Talker:
 
 
 async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer) -> None:
-    before, logged = changing.workers, len(changing.lines)
+    before, logged = changing.workers, len(changing.said)
     talkers = [Talker(changing, name) for name in "abcdef"]
     tasks = [asyncio.create_task(one.talk()) for one in talkers]
     for worker in before:  # as where all processes of the service get it
         os.kill(changing.pid_of(f"w{worker}"), signal.SIGHUP)
-    changing.signal(signal.SIGHUP)
+    changing.process.send_signal(signal.SIGHUP)
     await changing.logged("all workers have been replaced")
     for one in talkers:
         one.stop = True
@@ -308,7 +308,7 @@ async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer
     assert seen & before
     assert seen & {worker + 2 for worker in before}
     assert {code for one in talkers for code in one.closes} <= {1012}
-    assert not re.search(r"Traceback|ERROR", "".join(changing.lines[logged:]))
+    assert not re.search(r"Traceback|ERROR", changing.said[logged:])
     answer = await changing.get("/health")
     assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, Input, answered, audio, collect, open_input, request_of, streamed
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until, until_heard
 from support.real_models import fetched
 from support.speech_clips import (
     SAMPLE_RATE,
@@ -25,15 +25,14 @@ from support.speech_clips import (
     clip_samples,
     noises,
     silence,
-    word_errors,
 )
-from support.until import until, until_heard
 
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Task
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import UrgentFirst, WhisperRecogniser, whisper_problem
 from omni_ws.engine.base import EngineState, TranscriptOutput
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -185,8 +184,8 @@ async def test_interim_texts_come_while_somebody_speaks(engine: RecogniserEngine
     result = await spoken(engine, clip_bytes("librivox_ss_0870"))
     interim = [transcript.text for transcript in result.transcripts if transcript.interim]
     assert len(interim) >= 3
-    assert word_errors(WORDS["librivox_ss_0870"], plain(interim[-1])) < 12
-    assert word_errors(WORDS["librivox_ss_0870"], plain(result.transcript)) <= 1
+    assert word_errors(WORDS["librivox_ss_0870"], plain(interim[-1])).wrong < 12
+    assert word_errors(WORDS["librivox_ss_0870"], plain(result.transcript)).wrong <= 1
 
 
 async def test_the_first_interim_text_comes_before_the_audio_ends(engine: RecogniserEngine) -> None:
@@ -207,7 +206,7 @@ async def test_two_talkers_at_once_are_both_understood(engine: RecogniserEngine)
     results = await asyncio.gather(*(spoken(engine, clip_bytes(name)) for name in names))
     for name, result in zip(names, results, strict=True):
         assert any(transcript.interim for transcript in result.transcripts)
-        assert word_errors(WORDS[name], plain(result.transcript)) <= 1
+        assert word_errors(WORDS[name], plain(result.transcript)).wrong <= 1
 
 
 @pytest.mark.parametrize("sent_ms", [0, 1500])
@@ -232,7 +231,7 @@ async def test_long_speech_is_cut_and_nothing_is_lost(engine: RecogniserEngine) 
     settled = [transcript for transcript in result.transcripts if not transcript.interim]
     assert len(settled) >= 2
     words = 4 * len(WORDS["librivox_ss_0870"].split())
-    assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 4), plain(result.transcript)) <= words // 10
+    assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 4), plain(result.transcript)).wrong <= words // 10
 
 
 async def test_more_talkers_take_no_more_memory(engine: RecogniserEngine) -> None:
@@ -264,7 +263,7 @@ async def test_a_model_of_many_languages_expects_the_one_that_is_named(monkeypat
         assert {"de", "en", "fr", "zh"} < engine.capabilities.languages
         clip = audio(clip_bytes("librivox_ss_0870"))
         found = await transcribed(engine, *clip)
-        assert word_errors(WORDS["librivox_ss_0870"], plain(found.transcript)) <= 1
+        assert word_errors(WORDS["librivox_ss_0870"], plain(found.transcript)).wrong <= 1
         german = await transcribed(engine, *clip, language="de")
         assert (found.transcript[:4], german.transcript[:4]) == ("And ", "Und ")
     finally:

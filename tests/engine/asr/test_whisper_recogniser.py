@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input, request_of
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.speech_clips import clip_bytes, silence
-from support.until import until
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word, heard_language

@@ -21,9 +21,9 @@ from support.engine_answers import (
     request_of,
 )
 from support.engine_answers import text as typed
-from support.part_engines import SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
+from support.patience import until
+from support.scripted_engines import SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.token_engine import TokenEngine
-from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (

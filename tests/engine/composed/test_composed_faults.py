@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.engine_answers import AUDIO, BOTH, Answer, Input, answered, collect, open_input, request_of, written
 from support.engine_answers import text as typed
-from support.part_engines import RetortEngine, ToneEngine, WordEngine, speech
-from support.until import until
+from support.patience import until
+from support.scripted_engines import RetortEngine, ToneEngine, WordEngine, speech
 
 from omni_ws.core.chunks import FinishReason, Modality
 from omni_ws.engine.base import EngineCapabilities, Finished, GenerationRequest, OutputWriter, TextOutput

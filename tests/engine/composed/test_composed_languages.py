@@ -11,9 +11,9 @@ from support.engine_answers import BOTH, Answer, answered, collect, open_input, 
 from support.engine_answers import text as typed
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import PAUSE, SILENCE, RetortEngine, ToneEngine, WordEngine, speech
+from support.patience import until
 from support.realtime_client import realtime_client
-from support.until import until
+from support.scripted_engines import PAUSE, SILENCE, RetortEngine, ToneEngine, WordEngine, speech
 
 from omni_ws.engine.base import HeardLanguage
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.engine_answers import AUDIO, BOTH, Input, heard, outputs_to, request_of, said, written
+from support.engine_answers import AUDIO, BOTH, Input, collect, heard, said, written
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import ReadingEngine, RetortEngine
-from support.until import until
+from support.patience import until
+from support.scripted_engines import ReadingEngine, RetortEngine
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task, Word
@@ -66,12 +66,12 @@ class Telling(ReadingEngine):
 async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[EngineOutput]:
     engine = ComposedEngine(llm, tts=tts)
     await engine.start()
-    return await outputs_to(engine, request_of(Input("What does it cost?"), modalities=BOTH, **fields))
+    return (await collect(engine, Input("What does it cost?"), modalities=BOTH, **fields)).outputs
 
 
 async def read(text: str, tts: Engine, **fields: Any) -> list[EngineOutput]:
     """What a voice makes of a text that is read aloud as it is."""
-    return await outputs_to(tts, request_of(Input(text), task=Task.SPEECH, modalities=AUDIO, **fields))
+    return (await collect(tts, Input(text), task=Task.SPEECH, modalities=AUDIO, **fields)).outputs
 
 
 def sound_of(outputs: list[EngineOutput]) -> bytes:

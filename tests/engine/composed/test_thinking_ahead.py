@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of, streamed
 from support.engine_answers import text as typed
-from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
-from support.until import until
+from support.patience import until
+from support.scripted_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import (
@@ -391,7 +391,7 @@ async def test_without_thinking_ahead_no_guess_is_asked_for() -> None:
 
 
 async def test_a_tool_is_called_when_the_turn_has_ended() -> None:
-    from support.capable_engine import tool_call
+    from support.scripted_engines import tool_call
 
     class Calling(RetortEngine):
         async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:

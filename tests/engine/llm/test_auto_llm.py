@@ -13,11 +13,10 @@ from support.engine_answers import asking, collect
 from support.growing_llm import BEGINS, OFFERED, REFUSED, Mind, TextModel, auto
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
-from support.part_engines import ToneEngine, WordEngine
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.raw_http import call, post, raw_client
 from support.realtime_client import realtime_client
-from support.until import until
+from support.scripted_engines import ToneEngine, WordEngine
 
 from omni_ws.client import connect
 from omni_ws.config.keys import ApiKey, digest

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.embedded_engine import is_unknown
 from support.engine_answers import answered, text
 from support.real_models import fetched
-from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.composed.parts import parts_of

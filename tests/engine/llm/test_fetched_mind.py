@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exhausted import full_disk
 from support.file_server import FileServer, file_server
-from support.full_disk import full_disk
 
 from omni_ws.config import load
 from omni_ws.engine.base import Engine

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, Input, answered, request_of, text
 from support.live_server import LiveServer, live_server
-from support.llama_cpp_serve import smollm2_file
 from support.patience import PATIENCE_SEC
+from support.real_models import smollm2_file
 
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
 from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput

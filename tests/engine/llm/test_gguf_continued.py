@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, collect, request_of
 from support.engine_answers import Input as GivenInput
-from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
 from support.moving_session import final_of, text_told, told
+from support.real_models import TOOLS_TEMPLATE, smollm2_file
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.core.history import Message

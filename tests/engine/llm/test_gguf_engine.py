@@ -20,11 +20,10 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, Input, answered, collect, open_input, request_of, streamed, text
 from support.live_server import LiveServer, live_server
-from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
-from support.until import until
+from support.real_models import TOOLS_TEMPLATE, smollm2_file
 
 from omni_ws.client import TextChunk, connect
 from omni_ws.client.events import AnswerBuilder

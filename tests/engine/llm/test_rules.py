@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import islice, pairwise
 
 import pytest
-from support.rules_words import is_unknown
+from support.embedded_engine import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.computed import (

@@ -10,7 +10,7 @@ import pytest
 from support.engine_answers import answered, text
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput

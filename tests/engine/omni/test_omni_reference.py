@@ -8,9 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
-from support.omni_cases import CASE, CASES  # noqa: E402
-from support.omni_reference import CODEC_FRAMES, ENDING, TEXT_TOKENS, Fault, reference, spoken  # noqa: E402
-from support.tiny_omni import Family  # noqa: E402
+from support.omni_reference import CASE, CASES, CODEC_FRAMES, ENDING, TEXT_TOKENS, Fault, reference, spoken  # noqa: E402  # noqa: E402
+from support.tiny_models import Family  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 

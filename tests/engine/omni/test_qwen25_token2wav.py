@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (make 
 
 from support import vocoder_runs  # noqa: E402
 from support.omni_reference import OmniReference, reference  # noqa: E402
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 from support.vocoder_runs import Sound, difference, finish, joined  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402

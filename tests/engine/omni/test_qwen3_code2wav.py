@@ -317,7 +317,7 @@ def test_rows_that_only_fill_a_batch_change_nothing(module: Any, codes: Codes, w
 def test_decoding_does_not_wait_for_the_device(module: Any) -> None:
     """Otherwise a graph could not hold it."""
     import torch
-    from support.nothing_waits import NothingWaits
+    from support.omni_reference import NothingWaits
 
     from omni_ws.engine.omni.qwen3_code2wav import Code2WavNetwork, SlotMemory
 
@@ -351,7 +351,7 @@ def test_warming_up_changes_nothing(model: Qwen3Code2Wav, codes: Codes, whole: S
 
 def test_that_of_a_checkpoint_is_loaded() -> None:
     from support.omni_reference import reference
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     from omni_ws.engine.omni import slot_talker
 

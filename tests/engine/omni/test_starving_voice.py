@@ -25,10 +25,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from support.engine_answers import reading  # noqa: E402
-from support.omni_cases import CASE  # noqa: E402
-from support.omni_reference import Spoken, reference  # noqa: E402
-from support.omni_talkers import greedy  # noqa: E402
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.omni_reference import (  # noqa: E402
+    CASE,
+    Spoken,
+    greedy,
+    reference,
+)
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
 from omni_ws.engine.channel import (  # noqa: E402

@@ -10,10 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
-from support.nothing_waits import NothingWaits  # noqa: E402
-from support.omni_reference import spoken  # noqa: E402
-from support.omni_talkers import Driven, greedy, speak  # noqa: E402
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.omni_reference import (  # noqa: E402
+    Driven,
+    NothingWaits,
+    greedy,
+    speak,
+    spoken,
+)
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
 from omni_ws.engine.omni.talker_network import StepBuffers  # noqa: E402

@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.step_models import REFUSED_TOKEN, SAMPLES_PER_FRAME
-from support.until import until
 
 from omni_ws.engine import child
 from omni_ws.engine.base import EngineState

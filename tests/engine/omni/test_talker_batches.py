@@ -13,10 +13,19 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
-from support.omni_cases import CASE  # noqa: E402
-from support.omni_reference import spoken  # noqa: E402
-from support.omni_talkers import LONGEST, SLOTS, Driven, greedy, long_prompt, new_talker, speak, talker  # noqa: E402
-from support.tiny_omni import Family  # noqa: E402
+from support.omni_reference import (  # noqa: E402
+    CASE,
+    LONGEST,
+    SLOTS,
+    Driven,
+    greedy,
+    long_prompt,
+    new_talker,
+    speak,
+    spoken,
+    talker,
+)
+from support.tiny_models import Family  # noqa: E402
 
 from omni_ws.engine.omni.step_process import (  # noqa: E402
     AnswerEnd,

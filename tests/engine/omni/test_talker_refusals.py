@@ -16,9 +16,18 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from support.omni_reference import spoken  # noqa: E402
-from support.omni_talkers import LONGEST, PRECISE, SLOTS, Driven, greedy, long_prompt, speak, talker  # noqa: E402
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.omni_reference import (  # noqa: E402
+    LONGEST,
+    PRECISE,
+    SLOTS,
+    Driven,
+    greedy,
+    long_prompt,
+    speak,
+    spoken,
+    talker,
+)
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.slot_talker import load_talker, talker_memory  # noqa: E402

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, reading
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
-from support.until import until
 
 from omni_ws.engine import child
 from omni_ws.engine.base import PartFailed

@@ -12,10 +12,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
-from support.omni_cases import CASE  # noqa: E402
-from support.omni_reference import CODEC_FRAMES, ENDING, Spoken, spoken  # noqa: E402
-from support.omni_talkers import LONGEST, greedy, of, speak, talker  # noqa: E402
-from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.omni_reference import (  # noqa: E402  # noqa: E402
+    CASE,
+    CODEC_FRAMES,
+    ENDING,
+    LONGEST,
+    Spoken,
+    greedy,
+    of,
+    speak,
+    spoken,
+    talker,
+)
+from support.tiny_models import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
 from omni_ws.engine.omni.step_process import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402

@@ -11,9 +11,8 @@ from typing import Any
 import orjson
 import pytest
 from support.engine_answers import answer
-from support.event_stream import events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, post
+from support.raw_http import RawResponse, events_of, post
 from support.scripted_upstream import Answer, delta, finish, refuses, remote, remote_llm, says, streams, upstream
 
 from omni_ws.client import connect

@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import Input, answered, audio, open_input, request_of, streamed
-from support.part_engines import RetortEngine
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
+from support.scripted_engines import RetortEngine
 from support.scripted_upstream import (
     SSE,
     Answer,
@@ -28,7 +28,6 @@ from support.scripted_upstream import (
     upstream,
 )
 from support.speech_clips import clip_bytes, clip_pcm, silence
-from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word

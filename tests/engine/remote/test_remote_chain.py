@@ -19,7 +19,7 @@ from support.live_server import LiveServer, live_server
 from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client, request
 from support.scripted_upstream import ScriptedUpstream, delta, hang, says, streams
-from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.speech_clips import WORDS, clip_bytes
 
 from benchmarks.server_process import free_port
 from omni_ws.client import Final, ResponseStarted, TextChunk, connect
@@ -29,6 +29,7 @@ from omni_ws.engine.base import EngineState
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter
+from omni_ws.scenarios.speech import word_errors
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -299,7 +300,7 @@ async def test_a_voice_and_an_ear_far_away(voice_choice: VoiceChoice) -> None:
             assert loud(answer.audio)
             await session.send_audio(clip_bytes("goforward"), end=True)
             heard = await session.answer()
-            assert word_errors(WORDS["goforward"], heard.transcript) <= 1
+            assert word_errors(WORDS["goforward"], heard.transcript).wrong <= 1
             assert loud(heard.audio)
             assert heard.usage is not None
             assert heard.usage.input_audio_ms > 1000

@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.dialect_servers import (
+from support.engine_answers import answer, final, said, text
+from support.scripted_upstream import (
     LlamaCppServer,
     LmStudioServer,
     OllamaServer,
     SilentLlamaCppServer,
+    delta,
+    finish,
     ollama_says,
+    refuses,
+    remote_llm,
+    says,
+    streams,
     tokens_of,
+    upstream,
+    usage,
     words_for,
 )
-from support.engine_answers import answer, final, said, text
-from support.scripted_upstream import delta, finish, refuses, remote_llm, says, streams, upstream, usage
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall
 from omni_ws.core.history import Message

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.dialect_servers import LlamaCppServer, LmStudioServer, OllamaServer
 from support.engine_answers import BOTH, Answer, asking
-from support.scripted_upstream import ScriptedUpstream, delta, finish, refuses, remote_llm, says, streams, usage
+from support.scripted_upstream import (
+    LlamaCppServer,
+    LmStudioServer,
+    OllamaServer,
+    ScriptedUpstream,
+    delta,
+    finish,
+    refuses,
+    remote_llm,
+    says,
+    streams,
+    usage,
+)
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.answer_limit import go_on

@@ -7,9 +7,21 @@ from typing import Any
 
 import orjson
 import pytest
-from support.dialect_servers import LlamaCppServer, LmStudioServer, OllamaServer, ollama_calls, ollama_says
 from support.engine_answers import answer, final, said
-from support.scripted_upstream import delta, finish, hang, remote_llm, says, streams, upstream
+from support.scripted_upstream import (
+    LlamaCppServer,
+    LmStudioServer,
+    OllamaServer,
+    delta,
+    finish,
+    hang,
+    ollama_calls,
+    ollama_says,
+    remote_llm,
+    says,
+    streams,
+    upstream,
+)
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, ToolCallFragment

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, finished, said, token, tool_call
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
+from support.scripted_engines import CapableEngine, finished, said, token, tool_call
 from support.scripted_upstream import says, upstream
 
 from omni_ws.client import connect

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import answer, asking, final, said, streamed
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -25,7 +25,6 @@ from support.scripted_upstream import (
     streams,
     upstream,
 )
-from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason

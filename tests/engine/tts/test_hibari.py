@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
+from support.speech_clips import ODD_TEXTS
 
 from omni_ws.audio.pcm import resampled
 from omni_ws.engine.asr.whisper import WhisperModel

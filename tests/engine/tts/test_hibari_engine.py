@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.live_server import LiveServer, live_server
-from support.part_engines import RetortEngine
 from support.raw_http import post
 from support.real_models import fetched
+from support.scripted_engines import RetortEngine
 
 from omni_ws.client import AudioChunk, Final, connect
 from omni_ws.config import load

@@ -8,7 +8,7 @@ import time
 from importlib import resources
 
 import pytest
-from support.odd_texts import ODD_TEXTS
+from support.speech_clips import ODD_TEXTS
 
 pytest.importorskip("hibari")
 

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 import soxr
 from support.live_server import LiveServer, live_server
-from support.part_engines import RetortEngine
+from support.patience import until
 from support.raw_http import post
 from support.real_models import fetched
-from support.until import until
+from support.scripted_engines import RetortEngine
 
 from benchmarks.server_process import scheduled_seconds
 from omni_ws.client import AudioChunk, Final, connect

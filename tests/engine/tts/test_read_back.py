@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import soxr
-from support.engine_answers import outputs_to
+from support.engine_answers import collect
 from support.real_models import fetched
 
 from benchmarks.speech.hearing import hear, whole_request
@@ -79,7 +79,7 @@ async def test_a_recogniser_hears_what_a_lexicon_says(choice: VoiceChoice) -> No
         async with running(DEFAULT) as ears:
             for lexicon in ({}, {"Kowalczyk": "strawberry"}):
                 request = whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, b"I would like a Kowalczyk cake.")])
-                outputs = await outputs_to(voice, replace(request, lexicon=lexicon))
+                outputs = (await collect(voice, replace(request, lexicon=lexicon))).outputs
                 pieces = [output for output in outputs if isinstance(output, AudioOutput)]
                 samples = np.concatenate([as_samples(piece.samples) for piece in pieces])
                 heard.append((await hear(ears, soxr.resample(samples, pieces[0].sample_rate, 16_000))).text)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from support.child_messages import read_message
+from support.commands import read_message
 from support.patience import PATIENCE_SEC
 
 from omni_ws.config.model import VoiceChoice

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
@@ -221,7 +220,8 @@ async def test_a_worker_that_never_starts_again_is_reported(
 async def test_a_worker_may_take_longer_to_start_than_to_speak(
     voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.late_voice_worker")
+    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.troubled_worker")
+    monkeypatch.setenv("TROUBLE", "late")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     dead = voice.worker_pid
     assert dead is not None
@@ -289,7 +289,8 @@ async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
 
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.voiceless_worker")
+    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.troubled_worker")
+    monkeypatch.setenv("TROUBLE", "voiceless")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     voice = VoiceProcess()
     await voice.start()

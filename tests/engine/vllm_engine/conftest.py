@@ -79,9 +79,8 @@ async def text_engine(text_model: VllmEngine) -> AsyncIterator[VllmEngine]:
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def voice_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """A model of text with a Talker, with readouts, and with traces of what torch computes."""
-    from support.readouts import random_vectors
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
+    from support.tiny_models import ENGINE_ARGS, build_codec, build_talker, build_text_model, write_talker_profile
+    from support.vllm_engine import random_vectors
 
     from omni_ws.engine.vllm.readouts import Readouts
 
@@ -126,8 +125,8 @@ async def hearing_engine(hearing_model: VllmEngine) -> AsyncIterator[VllmEngine]
 async def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """A model that sees two pictures or a film, and with readouts."""
     pytest.importorskip("torchvision", reason="torchvision is not installed")
-    from support.readouts import random_vectors
     from support.tiny_models import MULTIMODAL_ARGS, build_vision_model
+    from support.vllm_engine import random_vectors
 
     from omni_ws.engine.vllm.readouts import Readouts
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.until import until
+from support.patience import until
 
 from omni_ws.engine.vllm.language_model import GROUP_SEC, ModelOutputs, OutputGroups
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.commands import running
-from support.until import until
+from support.patience import until
 
 from omni_ws.engine.vllm.processes import is_marked
 

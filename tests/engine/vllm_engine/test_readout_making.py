@@ -72,7 +72,7 @@ async def run(*arguments: str) -> Ended:
 async def test_vectors_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
     from support.tiny_models import ENGINE_ARGS, build_text_model
-    from support.token_reference import Reference, close
+    from support.vllm_engine import Reference, close
     from transformers import AutoTokenizer
 
     model = build_text_model(tmp_path / "model")

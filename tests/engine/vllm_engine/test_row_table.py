@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.child_messages import read_message
+from support.commands import read_message
 
 from omni_ws.engine.vllm.thinker_rows import KeptPrompt, KeptRows, RowTable, shared_prefix
 from omni_ws.engine.vllm.worker_channel import as_float32

@@ -57,7 +57,7 @@ def make(target: str, *variables: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Without what a make above this one says, and without the folder of sockets of models in this process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
     for name in ("OMNI_WS_API_KEY", "VLLM_RPC_BASE_PATH"):
         kept.pop(name, None)
     return kept
@@ -158,7 +158,7 @@ def test_talk_with_a_text(address: str, tmp_path: Path) -> None:
 
 async def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path) -> None:
     from support import tiny_models
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     build, serve = recipe("serve-tiny", "MODEL=qwen2.5-omni", f"TINY_MODELS={tmp_path}")
     assert build[-4:] == ["-m", "support.tiny_models", str(tmp_path), "qwen2.5-omni"]

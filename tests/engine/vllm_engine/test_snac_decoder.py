@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 SNAC = pytest.importorskip("snac", reason="the codec is not installed (make test-vllm)").SNAC
 
-from support.tiny_codec import build_codec, codec_config  # noqa: E402
+from support.tiny_models import build_codec, codec_config  # noqa: E402
 
 from omni_ws.audio.pcm import Samples  # noqa: E402
 from omni_ws.engine.omni.talker_network import normal_at  # noqa: E402

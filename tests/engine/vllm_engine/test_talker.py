@@ -16,8 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 pytest.importorskip("snac", reason="the codec is not installed (make test-vllm)")
 
 from support.engine_answers import reading
-from support.tiny_codec import build_codec, write_talker_profile
-from support.tiny_models import CODEC_BASE, ENGINE_ARGS
+from support.tiny_models import CODEC_BASE, ENGINE_ARGS, build_codec, write_talker_profile
 from vllm import SamplingParams
 
 from omni_ws.audio.pcm import Samples

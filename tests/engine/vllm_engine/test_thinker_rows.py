@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
 from omni_ws.core.history import Message, Speech
@@ -39,7 +38,7 @@ ROUNDING = 1e-4
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=["qwen3-omni", "qwen2.5-omni"])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[OmniThinker]:
     from support.omni_thinker import OmniThinker
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     thinker = OmniThinker(omni_checkpoint(Family(request.param)))
     await thinker.start()
@@ -63,7 +62,7 @@ class Case:
     history: tuple[Message, ...] = ()
 
     def decoded(self) -> list[DecodedPart]:
-        from support import omni_cases as media
+        from support import omni_reference as media
 
         def part(place: int, name: str) -> DecodedPart:
             match name:
@@ -81,8 +80,7 @@ class Case:
 
     def spoken(self, thinker: OmniThinker, *, codec_frames: int = 1) -> Spoken:
         """What transformers makes of it. The codes, which take it longest, are only made where they matter."""
-        from support.omni_cases import OmniCase
-        from support.omni_reference import reference
+        from support.omni_reference import OmniCase, reference
 
         history = tuple((message.role, message.text) for message in self.history)
         case = OmniCase("", "\n".join(self.parts), history)
@@ -101,7 +99,7 @@ CASES = {
 
 
 def family(thinker: OmniThinker) -> Any:
-    from support.tiny_omni import Family
+    from support.tiny_models import Family
 
     return Family.QWEN25 if thinker.rows.every_state else Family.QWEN3
 
@@ -132,8 +130,7 @@ def assert_heard(heard: Heard, expected: Spoken) -> None:
 
 def assert_spoken(heard: Heard, expected: Spoken) -> None:
     """The Talker makes the same codes of the rows as in transformers."""
-    from support.omni_reference import CODEC_FRAMES
-    from support.omni_talkers import greedy, speak, talker
+    from support.omni_reference import CODEC_FRAMES, greedy, speak, talker
 
     model = talker(expected.family)
     codes, _ = speak(model, heard.items, greedy(expected.family, max_tokens=CODEC_FRAMES))
@@ -157,10 +154,10 @@ async def test_rows_and_positions_are_those_of_transformers(thinker: OmniThinker
 async def test_a_picture_that_is_computed_in_several_steps(
     thinker: OmniThinker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from support import omni_cases
+    from support import omni_reference
 
     wide = np.random.default_rng(3).integers(0, 255, (96, 1120, 3), dtype=np.uint8)
-    monkeypatch.setattr(omni_cases, "picture", lambda: wide)
+    monkeypatch.setattr(omni_reference, "picture", lambda: wide)
     heard = await answered(thinker, CASES["image"])
     media = np.flatnonzero(np.isin(heard.tokens, thinker.rows.media_tokens))
     assert media[0] < thinker.args["max_num_batched_tokens"] <= media[-1]
@@ -447,6 +444,6 @@ async def test_states_of_a_prompt_are_all_or_those_of_media(thinker: OmniThinker
 
 
 def _sound() -> Any:
-    from support.omni_cases import sound
+    from support.omni_reference import sound
 
     return sound()

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input
 from support.live_server import live_server
+from support.patience import until
 from support.speech_clips import WORDS, clip_bytes, clip_pcm, clip_samples, silence
-from support.until import until
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Task

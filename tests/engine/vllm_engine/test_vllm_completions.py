@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, post
-from support.token_reference import Reference
+from support.raw_http import DONE, RawResponse, events_of, post
+from support.vllm_engine import Reference
 
 from omni_ws.engine.vllm.engine import VllmEngine
 

@@ -12,10 +12,9 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Input
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.raw_http import post, raw_client
 from support.raw_http import request as http_request
-from support.until import until
 from support.vllm_engine import answer, core_process, plain_answer, running_engine, unfinished, until_state
 
 from omni_ws.engine.base import EngineState

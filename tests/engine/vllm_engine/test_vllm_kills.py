@@ -9,9 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.commands import forked_vllm_command, running, says_it_listens, vllm_configuration
-from support.sessions_of_processes import left_of, until_nothing_is_left
-from support.until import until
+from support.commands import (
+    forked_vllm_command,
+    left_of,
+    running,
+    says_it_listens,
+    until_nothing_is_left,
+    vllm_configuration,
+)
+from support.patience import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

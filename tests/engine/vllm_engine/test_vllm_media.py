@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from support.engine_answers import Input, text
-from support.until import until
+from support.patience import until
 from support.vllm_engine import answer, llm_of, plain_answer
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality

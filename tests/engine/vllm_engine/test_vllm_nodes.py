@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.commands import forked_command, forked_vllm_command, says_it_listens
+from support.commands import forked_command, forked_vllm_command, says_it_listens, until_nothing_is_left
 from support.engine_answers import Input
-from support.sessions_of_processes import until_nothing_is_left
-from support.until import until
+from support.patience import until
 from support.vllm_engine import STARTS_WITHIN_SEC, answer, llm_of, request, running_engine, until_state
 
 from benchmarks.server_process import free_port

@@ -20,9 +20,8 @@ import pytest_asyncio
 from support.engine_answers import Input, final, said, streamed
 from support.live_server import live_server
 from support.native_client import native_client
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.raw_http import post
-from support.until import until
 from support.vllm_engine import (
     STARTS_WITHIN_SEC,
     core_process,
@@ -60,7 +59,7 @@ LONG_SPEECH = {"talker": {"temperature": 0.0, "max_tokens": 150}}
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def started() -> AsyncIterator[VllmEngine]:
     from support.omni_thinker import ARGS
-    from support.tiny_omni import Family, omni_checkpoint
+    from support.tiny_models import Family, omni_checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "FIRST_BACKOFF_SEC", 0.01)
@@ -133,9 +132,8 @@ async def test_token_sessions_see_though_the_configuration_does_not_name_what_en
 
 async def test_the_sound_is_that_of_transformers(engine: VllmEngine) -> None:
     """From the words to the last sample: greedily, through three processes and in chunks of any size."""
-    from support.omni_cases import CASE
-    from support.omni_reference import CODEC_FRAMES, SPEAKER, TEXT_TOKENS, reference, spoken
-    from support.tiny_omni import Family
+    from support.omni_reference import CASE, CODEC_FRAMES, SPEAKER, TEXT_TOKENS, reference, spoken
+    from support.tiny_models import Family
 
     expected = spoken(Family.QWEN3, "text")
     outputs = await outputs_of(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.engine_answers import Input, final, said, streamed
-from support.until import until
+from support.patience import until
 from support.vllm_engine import GREEDY, answer, llm_of, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, TokenLogprob

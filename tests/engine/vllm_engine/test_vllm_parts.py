@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
-from support.spoken_ways import by_websocket
+from support.ways_in import by_websocket
 
 from omni_ws.config import ServerConfig, VllmConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
@@ -30,8 +30,7 @@ async def test_an_llm_between_whisper_and_a_talker(tmp_path: Path) -> None:
     The Talker has random weights: what it says are no words, but there is as much of it as there is text.
     """
     from support.real_models import smollm2, whisper_tiny_en
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker
+    from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_codec, build_talker, write_talker_profile
 
     profile = write_talker_profile(tmp_path / "tiny.toml", build_codec(tmp_path / "codec"))
     config = ServerConfig(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support import mixed_requests
+from support import ways_in
 from support.live_server import LiveServer, live_server
 from support.raw_http import post
 
@@ -34,21 +34,21 @@ async def server(voice_model: VllmEngine) -> AsyncIterator[LiveServer]:
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 class TestWithVllm:
-    async def test_mixed_requests(self, server: LiveServer) -> None:
+    async def test_ways_in(self, server: LiveServer) -> None:
         short = {"sampling": {"max_tokens": 12}}
         text = {"modalities": ["text"]}
         kinds = [
-            mixed_requests.typed(**short, **text),
-            mixed_requests.typed(**short, stage_sampling={"talker": {"max_tokens": BRIEF}}),
-            mixed_requests.chat(stream=True, max_tokens=12, **text),
-            mixed_requests.chat(max_tokens=12, **text),
-            mixed_requests.streamed_body(max_tokens=12, **text),
-            mixed_requests.several_requests(max_tokens=12, **text),
-            interrupted := mixed_requests.interrupted(sampling={"max_tokens": 1500}, **text),
-            mixed_requests.speech("ada", talker_max_tokens=BRIEF),
+            ways_in.typed(**short, **text),
+            ways_in.typed(**short, stage_sampling={"talker": {"max_tokens": BRIEF}}),
+            ways_in.chat(stream=True, max_tokens=12, **text),
+            ways_in.chat(max_tokens=12, **text),
+            ways_in.streamed_body(max_tokens=12, **text),
+            ways_in.several_requests(max_tokens=12, **text),
+            interrupted := ways_in.interrupted(sampling={"max_tokens": 1500}, **text),
+            ways_in.speech("ada", talker_max_tokens=BRIEF),
         ]
         await post(server.port, "/start_request_profile", {"run_id": "mixed"})
-        await mixed_requests.run_mixed(server, kinds, REQUESTS)
+        await ways_in.run_mixed(server, kinds, REQUESTS)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()
         assert stopped["dropped_events"] == 0
         report = build_report(read([Path(name) for name in stopped["event_files"]]))
@@ -64,8 +64,8 @@ class TestWithVllm:
         for run in ("first", "second"):
             started = await post(server.port, "/start_profile", {"run_id": run})
             assert started.status == 200, started.body
-            await mixed_requests.speech("ada", "Hi.", talker_max_tokens=BRIEF)(server, 0)
-            await mixed_requests.typed(sampling={"max_tokens": 2}, modalities=["text"])(server, 0)
+            await ways_in.speech("ada", "Hi.", talker_max_tokens=BRIEF)(server)
+            await ways_in.typed(sampling={"max_tokens": 2}, modalities=["text"])(server)
             stopped = await post(server.port, "/stop_profile", {})
             files = [Path(name) for name in stopped.json()["trace_files"]]
             assert {path.name.split("_")[1] for path in files} == {"talker", "thinker"}, files

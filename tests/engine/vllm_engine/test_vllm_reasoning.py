@@ -37,9 +37,9 @@ THINKING, ANSWERING = "user: Hello\nassistant:<think>", "user: Hello\nassistant:
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.tiny_models import build_thinking_model
+    from support.tiny_models import build_text_model
 
-    return build_thinking_model(tmp_path_factory.mktemp("thinking") / "thinker")
+    return build_text_model(tmp_path_factory.mktemp("thinking") / "thinker", thinks=True)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -11,11 +11,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from support.commands import forked_vllm_command
+from support.commands import forked_vllm_command, left_of
+from support.patience import until
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
-from support.sessions_of_processes import left_of
-from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from support.commands import forked_vllm_command, run_command
-from support.patience import PATIENCE_SEC
-from support.until import until
+from support.patience import PATIENCE_SEC, until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 from omni_ws.config.model import VllmConfig

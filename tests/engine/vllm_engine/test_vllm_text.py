@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.engine_answers import Answer, Input, reading, said, streamed
-from support.until import until
+from support.patience import until
 from support.vllm_engine import GREEDY, answer, early_budget, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task

@@ -17,12 +17,20 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from salience_client import SalienceClient
-from support.patience import PATIENCE_SEC
-from support.readouts import LAYERS, random_vectors
+from support.patience import PATIENCE_SEC, until
 from support.salience_server import SalienceServer, refused, salience_server
-from support.token_reference import ALL, Reference, close, png, readouts
-from support.until import until
-from support.vllm_engine import core_process, unfinished, until_state
+from support.vllm_engine import (
+    ALL,
+    LAYERS,
+    Reference,
+    close,
+    core_process,
+    png,
+    random_vectors,
+    readouts,
+    unfinished,
+    until_state,
+)
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
@@ -33,8 +41,7 @@ from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model
-from support.tiny_omni import Family, omni_checkpoint
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, Family, build_text_model, omni_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Input, streamed
-from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
-from support.token_reference import ALL, Reference, close, readouts
-from support.vllm_engine import GREEDY, answer, plain_answer, request
+from support.vllm_engine import ALL, GREEDY, Reference, answer, close, plain_answer, random_vectors, readouts, request
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig

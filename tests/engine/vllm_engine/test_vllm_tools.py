@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.engine_answers import Answer, Input, final, said, streamed
+from support.patience import until
 from support.raw_http import post
-from support.until import until
 from support.vllm_engine import GREEDY, answer, plain_answer, request, unfinished
 
 from omni_ws.client import connect

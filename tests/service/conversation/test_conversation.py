@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.engine_answers import written
-from support.until import until
+from support.patience import until
 
 from omni_ws.core.chunks import (
     FinalChunk,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.made_requests import give_input, make_request
+from support.parts_of_sessions import give_input, make_request
 
 from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, Usage
 from omni_ws.core.ledger import Ledger

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.made_requests import make_request
+from support.parts_of_sessions import make_request
 
 from omni_ws.service.conversation.interrupted import FINAL_WAITS_SEC, MOST_WRITTEN_DOWN, CutTurns, Due
 from omni_ws.service.conversation.request import Request

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 import pytest
-from support.until import until
+from support.patience import until
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget

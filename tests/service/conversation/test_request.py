@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.made_requests import make_request
+from support.parts_of_sessions import make_request
 
 from omni_ws.core.chunks import (
     InputChunk,

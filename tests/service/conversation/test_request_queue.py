@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
-from support.capable_engine import HEARS, PlayingEngine
-from support.made_requests import end_input, give_input, make_request
-from support.until import until
+from support.parts_of_sessions import end_input, give_input, make_request
+from support.patience import until
+from support.scripted_engines import HEARS, PlayingEngine
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, InputMode, Modality, OutputChunk, StartTrigger
 from omni_ws.core.ledger import Ledger

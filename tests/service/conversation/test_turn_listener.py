@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetector, loud, quiet
-from support.judges import ScriptedJudge
+from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetector, ScriptedJudge, loud, quiet
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.codec import AudioEncoder, encode_file

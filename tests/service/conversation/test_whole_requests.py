@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, said
 from support.live_server import live_server
+from support.scripted_engines import CapableEngine, said
 
 from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, InputChunk, Modality
 from omni_ws.core.history import Message

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import RetortEngine
+from support.scripted_engines import RetortEngine
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed (the extra otel)")
 

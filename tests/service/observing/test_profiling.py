@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.event_lines import event_lines
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import post
+from support.recordings import event_lines
 
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.profiler import events

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.full_disk import full_disk
+from support.exhausted import full_disk
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.recording import (

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.clause_voices import ClauseVoice
-from support.moving_session import chunks_of, final_of, text_told, told
-from support.part_engines import RetortEngine, ToolCallingEngine, WordEngine
+from support.moving_session import ClauseVoice, chunks_of, final_of, text_told, told
+from support.scripted_engines import RetortEngine, ToolCallingEngine, WordEngine
 from support.voices import need
 
 from omni_ws.audio.codec import AudioDecoder

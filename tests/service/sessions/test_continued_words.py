@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.clause_voices import Telling, WordyVoice
-from support.moving_session import chunks_of, final_of, told
-from support.part_engines import RetortEngine
+from support.moving_session import Telling, WordyVoice, chunks_of, final_of, told
+from support.scripted_engines import RetortEngine
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Word
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine, PlayingEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
-from support.reined_engine import ReinedEngine, Reins
+from support.scripted_engines import HearingEngine, PlayingEngine, ReinedEngine, Reins
 
 from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey

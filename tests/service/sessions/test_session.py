@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.until import until
+from support.patience import until
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
-from support.part_engines import ActingEngine
 from support.raw_http import call
+from support.scripted_engines import ActingEngine
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import FinishReason, Usage

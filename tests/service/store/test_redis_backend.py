@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from support.fake_store import kept_by
-from support.redis_server import RedisServer, redis_server
-from support.until import until
+from support.patience import until
+from support.redis_server import redis_server
 
+from benchmarks.server_process import free_port
 from omni_ws.config.values import ConfigurationError, StoreAddress
 from omni_ws.service.store.records import Change, ChangeOutcome, ClearPart, StoreEnd, StoreError
 from omni_ws.service.store.redis_backend import RedisBackend
@@ -137,11 +138,11 @@ async def test_a_server_that_lost_its_data_is_mended_by_snapshots(tmp_path: Path
 async def test_a_paused_server_makes_the_store_slow(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server, started(server.url) as store:
         holder = await kept(store)
-        server.send(signal.SIGSTOP)
+        server.signal(signal.SIGSTOP)
         store.append(holder.lease, b"a")
         await store.settle(holder.lease)
         assert (store.degraded, store.reason) == (True, "slow")
-        server.send(signal.SIGCONT)
+        server.signal(signal.SIGCONT)
         await until(lambda: not store.degraded)
         await until(lambda: holder.lease.whole)
 
@@ -218,7 +219,7 @@ async def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
 
 async def test_records_of_a_cluster_are_changed_together(tmp_path: Path) -> None:
     """Of one server, which has all slots."""
-    async with redis_server(tmp_path, "--cluster-enabled", "yes") as server:
+    async with redis_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         assert await server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == b"+OK"
         while await server.ask("SET", "probe", "x") != b"+OK":  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
@@ -241,18 +242,16 @@ async def test_records_of_a_cluster_are_changed_together(tmp_path: Path) -> None
 
 
 async def test_sentinels_name_the_server(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    async with redis_server(tmp_path / "data") as server:
+    async with redis_server(tmp_path) as server:
         configuration = tmp_path / "sentinel.conf"
         configuration.write_text(f"sentinel monitor talks 127.0.0.1 {server.port} 1\n")
-        sentinel = RedisServer(tmp_path, configuration=configuration)
-        await sentinel.start()
-        try:
-            async with opened(f"redis://127.0.0.1:{sentinel.port}/0?sentinel=talks") as backend:
-                await backend.commit([snapshot("sess_1", b"x")])
-                assert await server.ask("EXISTS", "omni_ws:{sess_1}:record") == b":1"
-        finally:
-            await sentinel.kill()
+        (tmp_path / "sentinel").mkdir()
+        async with (
+            redis_server(tmp_path / "sentinel", "--sentinel", configuration=configuration) as sentinel,
+            opened(f"redis://127.0.0.1:{sentinel.port}/0?sentinel=talks") as backend,
+        ):
+            await backend.commit([snapshot("sess_1", b"x")])
+            assert await server.ask("EXISTS", "omni_ws:{sess_1}:record") == b":1"
 
 
 async def test_a_record_of_unknown_form_is_as_if_absent(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def shared() -> FakeStore:
 
 @asynccontextmanager
 async def started(shared: FakeStore, **options: object) -> AsyncIterator[SessionStore]:
-    store = kept_by(FakeBackend(shared), **options)  # type: ignore[arg-type]
+    store = kept_by(FakeBackend(shared), **options)
     await store.start()
     try:
         yield store

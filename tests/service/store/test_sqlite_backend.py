@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_store import kept_by
-from support.until import until
+from support.patience import until
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.store import sqlite_backend

@@ -14,10 +14,9 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import CONCEPTS, END, EOS, LAYERS, PAD, START, TokenEngine, logprob, next_token, readout
-from support.until import until
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig

@@ -14,8 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.http_server import tls_contexts
 from support.patience import PATIENCE_SEC
-from support.raw_http2 import raw_http2
-from support.salience_server import SalienceServer, refused, salience_server
+from support.salience_server import SalienceServer, raw_http2, refused, salience_server
 from support.tcp_relay import Cut, Direction, tcp_relay
 from support.token_engine import TokenEngine
 
@@ -56,7 +55,7 @@ def requests() -> dict[str, Any]:
 
 async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     tls_contexts(tmp_path)
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate = key = tmp_path / "certificate.pem"
     config = ServerConfig(grpc=GrpcConfig(port=0), ssl_certfile=certificate, ssl_keyfile=key)
     async with salience_server(TokenEngine(), config=config) as server:
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())

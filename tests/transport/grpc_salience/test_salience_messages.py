@@ -10,8 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from support.raw_http2 import raw_http2
-from support.salience_server import SalienceServer, refused, salience_server
+from support.salience_server import SalienceServer, raw_http2, refused, salience_server
 from support.token_engine import TokenEngine
 
 from omni_ws.config.keys import ApiKey, digest

@@ -6,10 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import ToneEngine
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import DONE, RawResponse, chunked, events_of, post, raw_client, request
+from support.scripted_engines import ToneEngine
 from websockets.asyncio.client import connect
 
 from omni_ws.config.keys import ApiKey, digest

@@ -11,9 +11,8 @@ import pytest
 from support.http_server import RoutedApplication, serving, tls_contexts
 from support.live_server import live_server
 from support.native_client import native_client
-from support.patience import PATIENCE_SEC
+from support.patience import PATIENCE_SEC, until
 from support.raw_http import RawClient, raw_client, request
-from support.until import until
 
 from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.connections import MAX_TURNED_AWAY

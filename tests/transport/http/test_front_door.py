@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
+from support.exhausted import no_more_files
 from support.http_server import RoutedApplication, serving, tls_contexts
-from support.open_files import no_more_files
 from support.patience import PATIENCE_SEC
 from support.raw_http import chunked, raw_client, request, websocket_upgrade
 from websockets.asyncio.client import connect

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, routes_of
 from support.raw_http import RawResponse, raw_client
-from support.routes import routes_of
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.transport.http import access

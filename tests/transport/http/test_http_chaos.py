@@ -10,9 +10,9 @@ import random
 import orjson
 import pytest
 from support.live_server import LiveServer, live_server
-from support.part_engines import ToneEngine
 from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, chunked, raw_client, request
+from support.scripted_engines import ToneEngine
 
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine, EchoSettings

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
 from support.mode_b_client import SESSIONS
-from support.part_engines import ToneEngine
 from support.raw_http import call, raw_client, request
+from support.scripted_engines import CapableEngine, ToneEngine, finished, said
 
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, said
-from support.http_server import tls_contexts
+from support.http_server import GIF, WAV, listed, media_host, tls_contexts
 from support.live_server import LiveServer, live_server
-from support.media_host import GIF, WAV, listed, media_host
 from support.raw_http import RawResponse, post
+from support.scripted_engines import CapableEngine, said
 
 from omni_ws.config.model import HttpConfig, MediaDomains
 from omni_ws.core.chunks import InputChunk, Modality

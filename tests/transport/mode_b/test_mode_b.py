@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, ModeBSession, create, mode_b, numbered_events, text
-from support.part_engines import CountingEngine, SnapshotEngine, ToneEngine
 from support.raw_http import call, raw_client, request
+from support.scripted_engines import ActingEngine, CapableEngine, CountingEngine, ToneEngine, finished, said
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, ToolCall, Usage
@@ -508,7 +507,10 @@ async def test_finish_ends_an_input_whose_answer_is_complete() -> None:
 
 
 async def test_an_engine_that_cannot_extend_answers_the_whole() -> None:
-    async with live_server(SnapshotEngine()) as server, mode_b(server, {"chunk": text("a ", 0)}) as session:
+    async with (
+        live_server(ActingEngine("fake", extend=False)) as server,
+        mode_b(server, {"chunk": text("a ", 0)}) as session,
+    ):
         assert not (await session.append(text("b", 1)))["started"]
         await session.finish()
         assert await session.content() == "a b"

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from support.fake_store import FakeBackend, FakeStore, kept_by
-from support.mode_b_sessions import FORM, GOING, chunk
-from support.part_engines import ToneEngine
-from support.reined_engine import ReinedEngine, Reins
+from support.parts_of_sessions import FORM, GOING, chunk
+from support.scripted_engines import ReinedEngine, Reins, ToneEngine
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import EngineName, ServerConfig

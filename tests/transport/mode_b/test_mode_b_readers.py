@@ -7,13 +7,12 @@ import contextlib
 from typing import Any
 
 import pytest
-from support.event_stream import Event
 from support.live_server import live_server
 from support.mode_b_client import EVENTS, SESSIONS, arriving, create, mode_b, text
 from support.native_client import native_client, raw_websocket
-from support.part_engines import ToneEngine
 from support.patience import PATIENCE_SEC
-from support.raw_http import call, raw_client, request
+from support.raw_http import Event, call, raw_client, request
+from support.scripted_engines import ToneEngine
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 

@@ -8,7 +8,7 @@ import weakref
 from contextlib import ExitStack
 
 import pytest
-from support.mode_b_sessions import FORM, GOING, Slots, answered, chunk, factory, opener
+from support.parts_of_sessions import FORM, GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.request_input import InputState

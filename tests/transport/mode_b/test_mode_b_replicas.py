@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, ModeBSession, create, text
-from support.part_engines import CountingEngine
 from support.raw_http import call
-from support.reined_engine import ReinedEngine, Reins
+from support.scripted_engines import CountingEngine, ReinedEngine, Reins
 
 from omni_ws.config.keys import ApiKey, digest
 

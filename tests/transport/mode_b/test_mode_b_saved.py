@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.mode_b_sessions import FORM, GOING, answered, chunk
-from support.reined_engine import ReinedEngine, Reins
+from support.parts_of_sessions import FORM, GOING, answered, chunk
+from support.scripted_engines import ReinedEngine, Reins
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import EngineName, ServerConfig

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from support.mode_b_sessions import GOING, Slots, answered, chunk, factory, opener
+from support.parts_of_sessions import GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.core.chunks import FinalChunk, InputChunk, Modality
 from omni_ws.core.request_input import InputState

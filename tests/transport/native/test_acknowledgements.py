@@ -7,7 +7,7 @@ import math
 from typing import cast
 
 import pytest
-from support.acknowledged_stream import AcknowledgedStream
+from support.checked_input_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.input_stream import StreamLimits

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.event_stream import DONE, events_of
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
-from support.raw_http import post
+from support.raw_http import DONE, events_of, post
+from support.scripted_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
 
 from omni_ws.client import Final, connect
 from omni_ws.core.chunks import (

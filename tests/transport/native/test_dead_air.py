@@ -12,8 +12,8 @@ import pytest
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ActingEngine
 from support.raw_http import raw_client, request
+from support.scripted_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
 from omni_ws.core.history import Message

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
-from support.part_engines import ActingEngine
+from support.scripted_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.history import NOTES_END, NOTES_HEAD, Message

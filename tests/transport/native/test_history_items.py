@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import ActingEngine
+from support.scripted_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, ToolCall, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput

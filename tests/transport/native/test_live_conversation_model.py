@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import orjson
 import pytest
-from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.native_client import Guarantees, NativeClient, connecting
-from support.weighed import weighed
+from support.parts_of_sessions import weighed
+from support.scripted_engines import HearingEngine
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCallFragment, Word

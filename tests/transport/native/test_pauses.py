@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.capable_engine import Ears, interim, takes
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
-from support.part_engines import RetortEngine
-from support.until import until
+from support.patience import until
+from support.scripted_engines import Ears, RetortEngine, interim, takes
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN

@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 import pytest
-from support.capable_engine import HEARS, PlayingEngine
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
+from support.scripted_engines import HEARS, PlayingEngine
 from support.speech_clips import clip_bytes
 
 from omni_ws.core.chunks import AudioFormat, FinishReason, Modality, Usage, Word

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ReadingEngine, ToolCallingEngine
+from support.scripted_engines import ReadingEngine, ToolCallingEngine
 
 from omni_ws.config.parts import SPOKEN_INSTRUCTIONS, LlmConfig
 from omni_ws.core.chunks import ToolCall

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import pytest
 from support.fake_store import FakeBackend, FakeStore
-from support.reined_engine import ReinedEngine, Reins
+from support.scripted_engines import ReinedEngine, Reins
 from websockets.protocol import State
 
 from omni_ws.config.model import EngineName, ServerConfig, StreamingInputConfig

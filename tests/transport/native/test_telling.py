@@ -13,7 +13,7 @@ import pytest
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ActingEngine
+from support.scripted_engines import ActingEngine
 from support.scripted_upstream import delta, finish, remote_llm, says, streams, upstream
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage

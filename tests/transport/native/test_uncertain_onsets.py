@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.inline_workers import MS, InlineWorkers, LoudnessDetector, loud, quiet
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, read
 from support.native_client import NativeClient, native_client
-from support.scrape import read
+from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
 from support.live_server import live_server
 from support.native_client import native_client
+from support.scripted_engines import HearingEngine
 from support.speech_clips import as_pcm16, clip_samples, silence
 
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput

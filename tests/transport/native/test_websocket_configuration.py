@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import PlayingEngine
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import RetortEngine
+from support.scripted_engines import PlayingEngine, RetortEngine
 
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest

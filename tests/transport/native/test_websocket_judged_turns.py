@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import PlayingEngine
-from support.inline_workers import MS, InlineWorkers, loud, quiet
-from support.judges import ScriptedJudge
+from support.inline_workers import MS, InlineWorkers, ScriptedJudge, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.scripted_engines import PlayingEngine
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import (

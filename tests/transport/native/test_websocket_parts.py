@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from support.live_server import live_server
+from support.live_server import live_server, scrape
 from support.native_client import native_client
-from support.part_engines import RetortEngine, ToneEngine, WordEngine
-from support.scrape import scrape
+from support.scripted_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason

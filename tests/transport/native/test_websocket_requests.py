@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine
 from support.embedded_engine import EmbeddedEngine
-from support.event_stream import events_of
 from support.live_server import live_server
 from support.native_client import native_client
-from support.raw_http import post
+from support.parts_of_sessions import weighed
+from support.raw_http import events_of, post
+from support.scripted_engines import CapableEngine
 from support.speech_clips import clip_bytes
-from support.weighed import weighed
 
 from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason, Modality, UrlCitation, Usage, Word, context_full

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any, Final
 
 import pytest
-from support.capable_engine import CapableEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.parts_of_sessions import weighed
 from support.realtime_client import realtime_client, text_of
-from support.weighed import weighed
+from support.scripted_engines import CapableEngine
 
 from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import TextOutput, ToolCallOutput

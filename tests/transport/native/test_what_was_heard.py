@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine, tool_call
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
+from support.scripted_engines import HearingEngine, tool_call
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput

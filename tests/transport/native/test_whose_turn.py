@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from support.capable_engine import HearingEngine, tool_call
 from support.inline_workers import MS, HeldWorkers, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.scripted_engines import HearingEngine, tool_call
 
 from omni_ws.audio.vad import WINDOW_MS
 from omni_ws.engine.base import Engine, TextOutput, TranscriptOutput

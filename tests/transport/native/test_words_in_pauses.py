@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from support.capable_engine import HEARS, PlayingEngine, interim, takes
-from support.inline_workers import MS, InlineWorkers, loud, quiet
-from support.judges import ScriptedJudge
+from support.inline_workers import MS, InlineWorkers, ScriptedJudge, loud, quiet
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
+from support.scripted_engines import HEARS, PlayingEngine, interim, takes
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, TranscriptGuess, TranscriptOutput

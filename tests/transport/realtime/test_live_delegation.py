@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
-from support.live_client import LiveClient, live_client
 from support.live_server import LiveServer, live_server
-from support.live_talker import Talker, delegates, spoken
+from support.realtime_client import LiveClient, live_client
+from support.scripted_engines import Talker, delegates, spoken
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from support.embedded_engine import EmbeddedEngine, ears
-from support.live_client import live_client
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
+from support.realtime_client import live_client
 from support.scripted_upstream import delta, finish, remote_llm, says, streams, upstream
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence
 from support.voices import need

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inline_workers import inline
-from support.live_client import LiveClient, live_client
 from support.live_server import live_server
-from support.live_talker import Talker, delegates, spoken
+from support.realtime_client import LiveClient, live_client
+from support.scripted_engines import Talker, delegates, spoken
 
 from omni_ws.transport.realtime.live_parts import (
     LEAD_MS,

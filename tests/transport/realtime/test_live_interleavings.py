@@ -20,12 +20,10 @@ import numpy as np
 import orjson
 import pytest
 from support import inline_workers, virtual_clock
-from support.capable_engine import HEARS
 from support.inline_workers import inline
-from support.live_client import EVENTS
 from support.live_server import LiveServer, live_server
-from support.live_talker import WORD_MS, delegates, spoken
-from support.part_engines import ActingEngine
+from support.realtime_client import EVENTS
+from support.scripted_engines import HEARS, SPOKEN_MS, ActingEngine, delegates, spoken
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law
@@ -360,7 +358,7 @@ class Story:
             late = [one for one in begins if begin + NOTICED_MS < one < end]
             assert not late, f"it begins at {late} while the user speaks from {begin} to {end}"
             assert not loud[begin + SILENCED_MS : end].any(), f"it talks on over the user, from {begin} to {end}"
-        assert loud.sum() >= (len(self.text("output").split()) - 1) * WORD_MS * 0.9
+        assert loud.sum() >= (len(self.text("output").split()) - 1) * SPOKEN_MS * 0.9
 
 
 async def play(server: LiveServer, engine: Told, seed: int) -> None:

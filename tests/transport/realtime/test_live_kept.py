@@ -10,10 +10,10 @@ import pytest
 from openai import AsyncOpenAI
 from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline, loud_24k, quiet_24k
-from support.live_client import LiveClient, live_client
 from support.live_server import LiveServer, live_server
-from support.live_talker import Talker
 from support.raw_http import call
+from support.realtime_client import LiveClient, live_client
+from support.scripted_engines import Talker
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest

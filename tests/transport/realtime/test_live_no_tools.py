@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.capable_engine import Ears
 from support.inline_workers import inline
-from support.live_client import live_client
 from support.live_server import live_server
-from support.part_engines import ToneEngine
 from support.raw_http import post
+from support.realtime_client import live_client
+from support.scripted_engines import Ears, ToneEngine
 from support.scripted_upstream import refuses, remote_llm, says, upstream
 
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -11,11 +11,10 @@ import pytest
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
-from support.live_client import LiveClient, live_client
-from support.live_server import live_server
-from support.live_talker import Talker
+from support.live_server import live_server, read
+from support.realtime_client import LiveClient, live_client
 from support.recordings import lines, recordings
-from support.scrape import read
+from support.scripted_engines import Talker
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest

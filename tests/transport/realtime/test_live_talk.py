@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import inline_workers
-from support.capable_engine import interim
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
-from support.live_client import live_client
 from support.live_server import live_server
-from support.live_talker import WORD_MS, Talker, delegates, spoken
+from support.realtime_client import live_client
+from support.scripted_engines import SPOKEN_MS, Talker, delegates, interim, spoken
 
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.core.chunks import FinishReason, Usage
@@ -57,7 +56,7 @@ async def test_sound_and_silence_are_as_long_as_the_session(timed: bool) -> None
         await speaking
         sounding = [index for index in range(0, len(client.sound), MS) if any(client.sound[index : index + MS])]
         begin, end = sounding[0] // MS, sounding[-1] // MS
-        assert end - begin == 6 * WORD_MS - 1
+        assert end - begin == 6 * SPOKEN_MS - 1
         assert not any(client.sound[: begin * MS])
         assert client.said() == "One two three. Four five six."
         deltas = client.seen("session.output_transcript.delta")
@@ -100,7 +99,7 @@ async def test_silence_may_be_left_out() -> None:
         await client.speak()
         await client.until_said("You said yes")
         await client.take_for(2)
-        assert len(client.sound) == 3 * WORD_MS * MS
+        assert len(client.sound) == 3 * SPOKEN_MS * MS
         assert all(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
 
 
@@ -128,7 +127,7 @@ async def test_speech_silences_the_answer_and_the_rest_is_not_in_the_transcript(
         assert len(told) == 1
         assert first.startswith(told[0])  # the model knows nothing that was not heard
         sounds = [any(client.sound[index : index + 100 * MS]) for index in range(0, len(client.sound), 100 * MS)]
-        assert sum(sounds) * 100 <= (len(first.split()) + 2) * WORD_MS + WORD_MS + 300
+        assert sum(sounds) * 100 <= (len(first.split()) + 2) * SPOKEN_MS + SPOKEN_MS + 300
 
 
 async def test_what_is_no_interruption_lets_the_answer_go_on() -> None:
@@ -145,7 +144,7 @@ async def test_what_is_no_interruption_lets_the_answer_go_on() -> None:
         await client.take_for(1)
         assert client.said() == SIX
         sounding = sum(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
-        assert sounding == pytest.approx(len(SIX.split()) * WORD_MS, abs=1)
+        assert sounding == pytest.approx(len(SIX.split()) * SPOKEN_MS, abs=1)
 
 
 # Mute

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 from support.live_server import live_server
-from support.part_engines import ActingEngine
 from support.realtime_client import RealtimeClient, realtime_client
+from support.scripted_engines import ActingEngine
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import inline_workers
-from support.capable_engine import HearingEngine
-from support.inline_workers import InlineWorkers, inline
-from support.judges import ScriptedJudge
+from support.inline_workers import InlineWorkers, ScriptedJudge, inline
 from support.live_server import live_server
+from support.patience import until
 from support.realtime_client import RealtimeClient, realtime_client, text_of
-from support.until import until
+from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.capable_engine import CapableEngine
 from support.live_server import live_server
 from support.realtime_client import failed, realtime_client
+from support.scripted_engines import CapableEngine
 
 MESSAGE = {"type": "message", "role": "user", "content": []}
 CREATE = "conversation.item.create"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine, HearingEngine, PlayingEngine, said, tool_call
 from support.inline_workers import LoudnessDetector, inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
+from support.scripted_engines import CapableEngine, HearingEngine, PlayingEngine, said, tool_call
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.config.model import LimitsConfig

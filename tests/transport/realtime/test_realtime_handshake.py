@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.live_server import live_server
+from support.live_server import live_server, scrape
 from support.raw_http import raw_client, request
 from support.realtime_client import realtime_client
 from support.recordings import lines, recordings
-from support.scrape import scrape
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest

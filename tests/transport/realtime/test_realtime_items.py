@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
+from support.scripted_engines import CapableEngine, finished, said, tool_call
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall
 from omni_ws.errors import EngineFailed

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline
 from support.live_server import LiveServer, live_server
 from support.raw_http import call
 from support.realtime_client import RealtimeClient, realtime_client, text_of
+from support.scripted_engines import CapableEngine, finished, said, tool_call
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, PlayingEngine, said
 from support.inline_workers import inline
 from support.live_server import live_server
-from support.openai_realtime_names import openai_names
-from support.realtime_client import failed, realtime_client, text_of
+from support.realtime_client import failed, openai_names, realtime_client, text_of
+from support.scripted_engines import CapableEngine, PlayingEngine, said
 
 from benchmarks.mutants.inert import INERT, plant
 from omni_ws.core.chunks import Modality, OutputModality

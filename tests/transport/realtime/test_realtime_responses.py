@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine, said
 from support.live_server import live_server
-from support.part_engines import RetortEngine
 from support.realtime_client import TEXT_RESPONSE, failed, realtime_client, text_of
+from support.scripted_engines import CapableEngine, RetortEngine, said
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput

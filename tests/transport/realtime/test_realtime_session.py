@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine, HearingEngine, said
 from support.inline_workers import inline
 from support.live_server import live_server
-from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
+from support.scripted_engines import CapableEngine, HearingEngine, RetortEngine, said
 
 from omni_ws.audio.pcm import decode_mu_law
 from omni_ws.core.chunks import Hearing

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import FindingEngine
 from support.realtime_client import RealtimeClient, realtime_client
+from support.scripted_engines import FindingEngine
 
 from omni_ws.service.conversation.unasked import WORKING
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, Ears, takes
 from support.inline_workers import HeldWorkers, inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
 from support.live_server import live_server
-from support.part_engines import RetortEngine, WordEngine
 from support.realtime_client import RealtimeClient, realtime_client
+from support.scripted_engines import CapableEngine, Ears, RetortEngine, WordEngine, takes
 
 from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput

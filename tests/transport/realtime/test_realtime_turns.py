@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import inline_workers
-from support.capable_engine import CapableEngine, Ears, HearingEngine, interim
 from support.inline_workers import HeldWorkers, inline
 from support.live_server import live_server
-from support.part_engines import RetortEngine
+from support.patience import until
 from support.realtime_client import RealtimeClient, realtime_client, text_of
-from support.until import until
+from support.scripted_engines import CapableEngine, Ears, HearingEngine, RetortEngine, interim
 
 from omni_ws.core.chunks import FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput

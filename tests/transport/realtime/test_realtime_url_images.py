@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.capable_engine import CapableEngine, said
+from support.http_server import GIF, listed, media_host
 from support.live_server import live_server
-from support.media_host import GIF, listed, media_host
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
+from support.scripted_engines import CapableEngine, said
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.transport.realtime.effects import (

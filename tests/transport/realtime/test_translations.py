@@ -11,16 +11,15 @@ import numpy as np
 import orjson
 import pytest
 from openai.types.realtime import RealtimeTranslationClientSecretCreateResponse, RealtimeTranslationServerEvent
-from support.capable_engine import Ears
 from support.embedded_engine import ears
 from support.inline_workers import inline
 from support.inline_workers import loud_24k as loud
 from support.inline_workers import quiet_24k as quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import FrameClient
-from support.part_engines import RetortEngine, ToneEngine
 from support.raw_http import post
 from support.realtime_client import by_type
+from support.scripted_engines import Ears, RetortEngine, ToneEngine
 from support.scripted_upstream import ScriptedUpstream, says, upstream
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need

@@ -12,10 +12,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import SAMPLE_RATE, ToneEngine, tone
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import DONE, RawResponse, chunked, events_of, post, raw_client, request
+from support.scripted_engines import SAMPLE_RATE, ToneEngine, tone
 
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine

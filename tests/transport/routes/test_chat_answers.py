@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, finished, said, token, tool_call
-from support.event_stream import DONE, Event, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, call, post
+from support.raw_http import DONE, Event, RawResponse, call, events_of, post
+from support.scripted_engines import CapableEngine, finished, said, token, tool_call
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall

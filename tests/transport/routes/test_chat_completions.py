@@ -13,10 +13,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import RetortEngine, SnapshotEngine, ToneEngine
-from support.raw_http import RawResponse, post, raw_client, request
+from support.raw_http import DONE, Event, RawResponse, arriving_events, content, events_of, post, raw_client, request
+from support.scripted_engines import ActingEngine, RetortEngine, ToneEngine
 
 from omni_ws.audio.codec import encode_file
 from omni_ws.audio.container import wav_header
@@ -278,7 +277,7 @@ async def test_a_part_larger_than_a_chunk_is_passed_on_in_pieces_and_an_image_is
 
 async def test_nothing_of_a_complete_body_is_lost_to_an_engine_that_freezes_its_input() -> None:
     parts = [{"type": "text", "text": word} for word in ("one", " two", " three")]
-    async with live_server(SnapshotEngine()) as server:
+    async with live_server(ActingEngine("fake", extend=False)) as server:
         for policy in ("on_first_chunk", "on_min_length", None):
             response = await ask(server, messages=user(*parts), start_policy=policy)
             assert response.json()["choices"][0]["message"]["content"] == "one two three"

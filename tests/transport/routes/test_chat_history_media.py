@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
-from support.capable_engine import CapableEngine, HearingEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
+from support.scripted_engines import CapableEngine, HearingEngine
 
 from omni_ws.audio.container import wav_header
 from omni_ws.config.keys import ApiKey

@@ -10,10 +10,9 @@ from urllib.parse import urlencode
 
 import orjson
 import pytest
-from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
 from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import DONE, RawResponse, chunked, events_of, post, raw_client, request
 
 PATH = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

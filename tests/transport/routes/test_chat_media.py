@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 from PIL import Image
-from support.capable_engine import CapableEngine, said
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
+from support.scripted_engines import CapableEngine, said
 
 from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import InputChunk, Modality

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import post
+from support.scripted_engines import CapableEngine, finished, said
 
 REFUSAL = "this model has no chat template"
 

@@ -8,12 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.capable_engine import CapableEngine, finished, said, token
-from support.event_stream import DONE, Event, events_of
-from support.live_server import LiveServer, live_server
-from support.part_engines import SnapshotEngine
-from support.raw_http import RawResponse, post, raw_client, request
-from support.scrape import scrape
+from support.live_server import LiveServer, live_server, scrape
+from support.raw_http import DONE, Event, RawResponse, events_of, post, raw_client, request
+from support.scripted_engines import ActingEngine, CapableEngine, finished, said, token
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Finished, TextOutput
@@ -185,7 +182,7 @@ async def test_so_many_biases_and_no_more(past: int, status: int) -> None:
 
 
 async def test_an_engine_that_freezes_its_input_gets_the_whole_prompt() -> None:
-    async with live_server(SnapshotEngine(), streaming_input={"max_chunk_bytes": 1024}) as server:
+    async with live_server(ActingEngine("fake", extend=False), streaming_input={"max_chunk_bytes": 1024}) as server:
         prompt = "word " * 1000
         response = await ask(server, prompt=prompt, max_tokens=10_000)
     assert response.json()["choices"][0]["text"] == prompt

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import orjson
 import pytest
-from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import create, mode_b
 from support.native_client import native_client
-from support.raw_http import RawResponse, post
+from support.raw_http import RawResponse, content, events_of, post
 
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.given_answer import GivenAnswer, final, text
+from support.parts_of_sessions import GivenAnswer, final, text
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.errors import EngineFailed

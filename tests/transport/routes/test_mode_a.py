@@ -13,10 +13,9 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.event_stream import DONE, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import RetortEngine, SnapshotEngine
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import DONE, RawResponse, arriving_events, chunked, content, events_of, post, raw_client, request
+from support.scripted_engines import ActingEngine, RetortEngine
 
 from omni_ws.audio.codec import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
@@ -474,7 +473,7 @@ async def test_a_line_or_frame_that_never_ends_is_refused_early() -> None:
 
 async def test_the_cap_of_a_session_for_an_engine_that_does_not_extend() -> None:
     limits = {"max_payload_per_session": 1000, "max_chunk_bytes": 600}
-    async with live_server(SnapshotEngine(), streaming_input=limits) as server:
+    async with live_server(ActingEngine("fake", extend=False), streaming_input=limits) as server:
         assert (await say(server, text("a" * 600), text("b" * 400))).status == 200
         response = await say(server, text("a" * 600), text("b" * 401))
         assert (response.status, response.error["code"]) == (413, "payload_too_large")

@@ -9,12 +9,10 @@ from typing import Any, Final
 
 import orjson
 import pytest
-from support.capable_engine import CapableEngine
-from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import ToneEngine
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import RawResponse, chunked, content, events_of, post, raw_client, request
 from support.recordings import events, recordings
+from support.scripted_engines import CapableEngine, ToneEngine
 
 from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding

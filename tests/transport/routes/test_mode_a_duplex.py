@@ -7,10 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import CountingEngine, SnapshotEngine
-from support.raw_http import RawClient, chunked, post, raw_client, request
+from support.raw_http import (
+    DONE,
+    Event,
+    RawClient,
+    arriving_events,
+    chunked,
+    content,
+    events_of,
+    post,
+    raw_client,
+    request,
+)
+from support.scripted_engines import ActingEngine, CountingEngine
 
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
@@ -97,7 +107,7 @@ async def test_the_start_policy_says_when() -> None:
 
 async def test_a_frozen_input_is_answered_while_the_rest_still_comes() -> None:
     parameters = b'{"start_policy":"on_first_chunk","usage_on_final_chunk":true}\n'
-    async with live_server(SnapshotEngine()) as server, raw_client(server.port) as client:
+    async with live_server(ActingEngine("fake", extend=False)) as server, raw_client(server.port) as client:
         await begin(client, parameters, line("one"))
         assert (await client.head())[1] == 200
         events = arriving_events(client)

@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.event_stream import arriving_events
 from support.live_server import live_server
-from support.part_engines import SnapshotEngine
-from support.raw_http import chunked, raw_client, request
+from support.raw_http import arriving_events, chunked, raw_client, request
+from support.scripted_engines import ActingEngine
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
@@ -108,7 +107,10 @@ async def test_an_echo_of_any_length_runs_in_flat_memory() -> None:
 
 async def test_an_engine_that_does_not_extend_ends_it_at_the_cap() -> None:
     limits = {"max_payload_per_session": 4 * MIB}
-    async with live_server(SnapshotEngine(), streaming_input=limits) as server, raw_client(server.port) as client:
+    async with (
+        live_server(ActingEngine("fake", extend=False), streaming_input=limits) as server,
+        raw_client(server.port) as client,
+    ):
         await client.send(request("POST", CHAT, *HEADERS, "Content-Type: audio/pcm"), chunked(b"..", end=False))
         await server.until(lambda: server.sessions == 1)
         sent = 2

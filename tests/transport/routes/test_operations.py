@@ -11,12 +11,10 @@ import jsonschema
 import pytest
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
-from support.event_stream import DONE, events_of
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, routes_of
 from support.native_client import native_client
-from support.part_engines import ToneEngine, WordEngine
-from support.raw_http import RawResponse, post, raw_client, request
-from support.routes import routes_of
+from support.raw_http import DONE, RawResponse, events_of, post, raw_client, request
+from support.scripted_engines import ToneEngine, WordEngine
 
 from omni_ws import __version__
 from omni_ws.engine.base import EngineCapabilities, EngineState, TextOutput, TranscriptOutput

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.event_stream import DONE, content, events_of
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import mode_b, text
-from support.part_engines import RetortEngine, ToneEngine, WordEngine
-from support.raw_http import RawResponse, post
+from support.raw_http import DONE, RawResponse, content, events_of, post
+from support.scripted_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import EngineFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.full_disk import full_disk
+from support.exhausted import full_disk
 from support.live_server import live_server
 from support.raw_http import post
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.given_answer import GivenAnswer, final, text
+from support.parts_of_sessions import GivenAnswer, final, text
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.core.quota import ByteBudget

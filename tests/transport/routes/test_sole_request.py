@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from support.live_server import live_server
-from support.until import until
+from support.patience import until
 
 from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality
 from omni_ws.transport.routes.sole_request import SoleRequest

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.capable_engine import CapableEngine
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import RawResponse, post
 from support.realtime_client import realtime_client
+from support.scripted_engines import CapableEngine
 
 from omni_ws.client import connect
 from omni_ws.core.chunks import Task

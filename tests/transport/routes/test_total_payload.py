@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import orjson
 import pytest
-from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import create, text
-from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.raw_http import RawResponse, chunked, content, events_of, post, raw_client, request
 
 CHAT: Final = "/v1/chat/completions"
 LIMIT: Final = {"max_total_payload_per_session": 10}

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from openai.types.audio import TranscriptionVerbose
-from support.capable_engine import CapableEngine
-from support.event_stream import Event, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, post, raw_client
+from support.raw_http import Event, RawResponse, events_of, post, raw_client
+from support.scripted_engines import CapableEngine
 
 from omni_ws.audio.container import wav_header
 from omni_ws.client import connect

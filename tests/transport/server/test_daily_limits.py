@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.full_disk import full_disk
+from support.exhausted import full_disk
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import SESSIONS
 from support.native_client import native_client

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from support.inline_workers import InlineWorkers
-from support.live_server import live_server
+from support.live_server import Scrape, live_server, metrics_answer, read, scrape
 from support.mode_b_client import mode_b, text
 from support.native_client import native_client
-from support.part_engines import ToneEngine, WordEngine
 from support.raw_http import post, raw_client, request
-from support.scrape import Scrape, metrics_answer, read, scrape
+from support.scripted_engines import ToneEngine, WordEngine
 from support.speech_clips import silence
 
 from omni_ws import __version__

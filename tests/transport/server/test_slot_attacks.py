@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import pytest
-from support.audiosocket import asterisk_call
+from support.commands import server_process
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, SESSIONS, create, text
 from support.native_client import Address, native_client
-from support.phone_gateway import phone_gateway
 from support.raw_http import RawClient, call, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
-from support.worker_server import server_process
+from support.telephones import asterisk_call, phone_gateway
 
 from omni_ws.caller.script import beside
 from omni_ws.config.keys import ApiKey, digest

@@ -12,12 +12,10 @@ from uuid import UUID
 import numpy as np
 import pytest
 from support import inline_workers
-from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
-from support.capable_engine import HearingEngine
-from support.inline_workers import InlineWorkers, inline
-from support.judges import ScriptedJudge
-from support.live_server import live_server
-from support.scrape import read
+from support.inline_workers import InlineWorkers, ScriptedJudge, inline
+from support.live_server import live_server, read
+from support.scripted_engines import HearingEngine
+from support.telephones import CALL, SOCKET_PACKET, AsteriskCall, asterisk_call, frame
 
 from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey, digest
@@ -25,7 +23,7 @@ from omni_ws.core.chunks import Word
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.transport.telephony.audiosocket import MAX_AUDIO_BYTES
+from omni_ws.transport.telephony.audiosocket import MAX_AUDIO_BYTES, AudioSocketCalls
 
 ON: dict[str, Any] = {"telephony": {"audiosocket_port": 0}}
 OTHER = UUID("0b1e8e6c-3c1f-4b7c-9a55-7d3c3a5e6f01")
@@ -275,7 +273,7 @@ async def test_a_port_that_is_taken() -> None:
 
 async def test_it_is_off_by_default() -> None:
     async with live_server() as server:
-        assert front_end(server).port is None
+        assert server.front_end(AudioSocketCalls).port is None
 
 
 # wrong input
@@ -285,7 +283,7 @@ async def test_it_is_off_by_default() -> None:
     ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "the first frame must hold the UUID of the call"),
-        (frame(0x10, bytes(PACKET)), "the first frame must hold the UUID of the call"),
+        (frame(0x10, bytes(SOCKET_PACKET)), "the first frame must hold the UUID of the call"),
         (frame(0x01, bytes(15)), "a frame of kind 0x01 must have 16 bytes, not 15"),
     ],
 )
@@ -301,8 +299,8 @@ async def test_a_call_begins_with_its_uuid(sent: bytes, reason: str, caplog: pyt
     "sent",
     [
         b"\x10" + (MAX_AUDIO_BYTES + 2).to_bytes(2, "big"),
-        frame(0x10, bytes(PACKET + 1)),
-        frame(0x12, bytes(2 * PACKET)),
+        frame(0x10, bytes(SOCKET_PACKET + 1)),
+        frame(0x12, bytes(2 * SOCKET_PACKET)),
         frame(0x03, b"12"),
     ],
     ids=["a frame beyond the limit", "half a sample", "another rate", "two keys"],
@@ -342,14 +340,14 @@ async def test_a_caller_who_never_reads_ends_alone() -> None:
     """What waits for it is bounded: the engine waits, and then the call ends."""
     unpaced = {"max_lead_ms": 1_000_000, "max_output_bytes": 65_536}
     async with live_server(talk(600), **ON, streaming_input=unpaced) as server:
-        (listening,) = front_end(server)._port._server.sockets  # type: ignore[union-attr]
+        (listening,) = server.front_end(AudioSocketCalls)._port._server.sockets  # type: ignore[union-attr]
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which connections inherit
         async with asterisk_call(inline(server)) as call:
             call.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             call.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await call.identify()
             await ask(call)
-            await asyncio.wait(front_end(server)._calls)
+            await asyncio.wait(server.front_end(AudioSocketCalls)._calls)
             assert 30 <= asyncio.get_running_loop().time() < 200
 
 
@@ -384,7 +382,7 @@ async def test_the_end_of_the_server_hangs_up() -> None:
         await call.identify()
         await server.until(lambda: server.sessions == 1)
         async with asterisk_call(server) as silent:
-            await server.until(lambda: len(front_end(server)._calls) == 2)
+            await server.until(lambda: len(server.front_end(AudioSocketCalls)._calls) == 2)
             server.app.end_all(ShuttingDown("the server is shutting down"))
             await call.hung_up()
             await silent.hung_up()

@@ -12,12 +12,11 @@ import orjson
 import pytest
 from support import inline_workers
 from support.inline_workers import inline
-from support.live_server import live_server
+from support.live_server import live_server, read
 from support.native_client import RawWebSocket, frame_bytes, native_client
-from support.phone_gateway import FORMAT, PATH, PhoneGateway, mu_law, phone_gateway, start_fields
 from support.raw_http import raw_client, request, websocket_upgrade
 from support.recordings import events, lines, recordings, replay
-from support.scrape import read
+from support.telephones import FORMAT, PATH, PhoneGateway, mu_law, phone_gateway, start_fields
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Opcode
 

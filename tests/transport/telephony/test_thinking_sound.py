@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.audiosocket import AsteriskCall, asterisk_call
 from support.inline_workers import inline, loud
 from support.live_server import live_server
-from support.phone_gateway import mu_law, phone_gateway
+from support.telephones import AsteriskCall, asterisk_call, mu_law, phone_gateway
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput

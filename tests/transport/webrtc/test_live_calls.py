@@ -15,12 +15,11 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 from openai.types.live import SessionClosedEvent
-from support.live_client import check_live, live_client
 from support.live_server import LiveServer, live_server
-from support.live_talker import WORD_MS, Talker, spoken
 from support.native_client import FrameClient
 from support.patience import PATIENCE_SEC
-from support.realtime_client import realtime_client
+from support.realtime_client import check_live, live_client, realtime_client
+from support.scripted_engines import SPOKEN_MS, Talker, spoken
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.webrtc_client import WebrtcCaller, webrtc_call
 from websockets.asyncio.client import ClientConnection, connect
@@ -159,7 +158,7 @@ async def test_a_spoken_turn_that_a_sideband_sees_and_hears() -> None:
         assert not caller.seen(SAID)
         # Both sides, on one line without a gap.
         assert loud_ms(bytes(sideband.heard)) > 150
-        assert loud_ms(bytes(sideband.said)) == pytest.approx(4 * WORD_MS, abs=2)
+        assert loud_ms(bytes(sideband.said)) == pytest.approx(4 * SPOKEN_MS, abs=2)
         assert all(end == begin for (_, end), (begin, _) in zip(sideband.times, sideband.times[1:], strict=False))
         assert len(sideband.said) / 48 == pytest.approx(sideband.times[-1][1] - sideband.times[0][0], abs=2)
         # Muted: the mirror goes on, the session hears nothing.

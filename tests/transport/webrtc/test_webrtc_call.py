@@ -12,12 +12,11 @@ import httpx
 import numpy as np
 import pytest
 from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
-from support.capable_engine import HearingEngine
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.patience import PATIENCE_SEC
-from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
-from support.until import until
+from support.patience import PATIENCE_SEC, until
+from support.scripted_engines import HearingEngine
+from support.speech_clips import WORDS, at_24k, clip_bytes, silence
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
 from omni_ws.audio import speech_watch
@@ -28,6 +27,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.threads import Work
+from omni_ws.scenarios.speech import word_errors
 from omni_ws.transport.native.connection import FrameReceiver, Pause
 from omni_ws.transport.webrtc.call import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
@@ -93,7 +93,7 @@ async def test_a_spoken_turn_of_which_packets_are_lost() -> None:
         caller.microphone.say(spoken("goforward"))
         await caller.until("input_audio_buffer.speech_stopped")
         heard = await caller.until("conversation.item.input_audio_transcription.completed")
-        assert word_errors(WORDS["goforward"], heard["transcript"].strip()) <= 1
+        assert word_errors(WORDS["goforward"], heard["transcript"].strip()).wrong <= 1
         await caller.until("output_audio_buffer.stopped")
         assert packets(server, "on_time") > 100
         assert packets(server, "lost") > 0

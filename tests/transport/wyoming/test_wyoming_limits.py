@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine, takes
 from support.inline_workers import inline, loud, quiet
 from support.live_server import live_server
 from support.recordings import events, lines, recordings
-from support.wyoming_peer import ON, AudioChunk, AudioStart, front_end, peer
+from support.scripted_engines import HearingEngine, takes
+from support.wyoming_peer import ON, AudioChunk, AudioStart, peer
 from wyoming.asr import Transcript
 from wyoming.info import Describe
 from wyoming.ping import Ping
@@ -29,6 +29,7 @@ from omni_ws.transport.wyoming.connection import (
     MAX_TALKS,
     Talks,
 )
+from omni_ws.transport.wyoming.front import WyomingServices
 from omni_ws.wire.wyoming import MAX_DATA_BYTES, MAX_PAYLOAD_BYTES
 
 pytestmark = pytest.mark.virtual_clock
@@ -237,7 +238,7 @@ async def test_a_client_that_hangs_up_leaves_nothing() -> None:
 async def test_a_port_that_is_taken_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with live_server(talker(), **ON) as server:
-        port = front_end(server).port
+        port = server.front_end(WyomingServices).port
         with pytest.raises(OSError, match="choose another with --wyoming-port"):
             async with live_server(wyoming={"port": port}):
                 pass

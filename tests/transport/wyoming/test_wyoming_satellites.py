@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine, takes
 from support.inline_workers import inline, loud, quiet
 from support.live_server import LiveServer, live_server
+from support.scripted_engines import HearingEngine, takes
 from support.wyoming_peer import ON, AudioChunk, AudioStop, WyomingPeer, WyomingSatellite, peer
 from wyoming.ping import Ping, Pong
 from wyoming.pipeline import PipelineStage, RunPipeline

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
-from support.live_server import live_server
-from support.scrape import read
+from support.live_server import live_server, read
+from support.scripted_engines import HearingEngine
 from support.wyoming_peer import ON, AudioStart, AudioStop, WyomingPeer, peer
 from wyoming.asr import Transcribe, Transcript
 from wyoming.handle import Handled

@@ -1,9 +1,10 @@
-"""A disk without room."""
+"""A disk without room, and a process that may open no more files."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,3 +40,16 @@ def full_disk(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _no_space(*arguments: object, **options: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Whatever opens a file, or gets one, fails meanwhile; what is open stays so."""
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, allowed[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)

@@ -1,20 +1,24 @@
-"""The gateway of a telephone network: streams a caller's audio, and plays what it is sent as a telephone does."""
+"""What calls a server for telephones: the gateway of a network, which plays as they do, and Asterisk by AudioSocket."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import orjson
 from support.live_server import LiveServer
-from support.native_client import FrameClient
-from websockets.asyncio.client import ClientConnection, connect
+from support.native_client import FrameClient, connecting
+from support.raw_http import raw_client
+from websockets.asyncio.client import ClientConnection
 
 from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law
+from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 
 PATH = "/v1/telephony/media-stream"
 STREAM = "MZ0000000000000000000000000000test"
@@ -51,17 +55,15 @@ class PhoneGateway(FrameClient):
 
     def __init__(self, connection: ClientConnection, *, returns_marks: bool) -> None:
         super().__init__(connection)
-        self.received = self.frames
         self.returns_marks = returns_marks
         #: Audio and marks that are not played yet.
         self.buffer: deque[bytes | str] = deque()
         self._sequence = 0
         self._chunk = 0
 
-    async def send(self, event: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
         self._sequence += 1
-        message = {"event": event, "sequenceNumber": str(self._sequence), "streamSid": STREAM, **fields}
-        await self.connection.send(orjson.dumps(message).decode())
+        await super().send(kind, **{"sequenceNumber": str(self._sequence), "streamSid": STREAM, **fields})
 
     async def connected(self) -> None:
         await self.connection.send('{"event":"connected","protocol":"Call","version":"1.0.0"}')
@@ -154,8 +156,78 @@ async def phone_gateway(
     server: LiveServer, *, returns_marks: bool = True, query: str = "", **options: Any
 ) -> AsyncIterator[PhoneGateway]:
     """A gateway whose WebSocket is open, before its first message."""
-    async with connect(
-        f"ws://127.0.0.1:{server.port}{PATH}{query}",
-        **{"compression": None, "ping_interval": None, "proxy": None, "close_timeout": 2, **options},
-    ) as connection:
+    async with connecting(server, query, PATH, **options) as connection:
         yield PhoneGateway(connection, returns_marks=returns_marks)
+
+
+CALL = UUID("40325ec2-5efd-4bd3-805f-53576e581d13")
+#: 20 ms of pcm16 at 8 kHz.
+SOCKET_PACKET = 320
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return bytes([kind]) + len(payload).to_bytes(2, "big") + payload
+
+
+class AsteriskCall:
+    """One connection, and the audio that was heard on it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.heard = b""
+        #: When each frame of audio came.
+        self.times: list[float] = []
+
+    async def send(self, kind: int, payload: bytes = b"") -> None:
+        await self.write(frame(kind, payload))
+
+    async def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def identify(self, call: UUID = CALL) -> None:
+        await self.send(0x01, call.bytes)
+
+    async def speak(self, pcm16: bytes, *, size: int = SOCKET_PACKET) -> None:
+        for position in range(0, len(pcm16), size):
+            await self.send(0x10, pcm16[position : position + size])
+
+    async def press(self, keys: str) -> None:
+        for key in keys:
+            await self.send(0x03, key.encode())
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """The next frame; None at the end."""
+        try:
+            header = await self.reader.readexactly(3)
+            payload = await self.reader.readexactly(int.from_bytes(header[1:], "big"))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        if header[0] == 0x10:
+            assert len(payload) == SOCKET_PACKET
+            self.heard += payload
+            self.times.append(asyncio.get_running_loop().time())
+        return header[0], payload
+
+    async def hear(self, ms: int) -> None:
+        """Until so much more was heard."""
+        wanted = len(self.heard) + 16 * ms
+        while len(self.heard) < wanted:
+            assert await self.receive() is not None
+
+    async def hung_up(self) -> None:
+        """The server hangs up, and closes."""
+        last = None
+        while (received := await self.receive()) is not None:
+            last = received
+        assert last == (0x00, b"")
+
+
+@contextlib.asynccontextmanager
+async def asterisk_call(server: LiveServer) -> AsyncIterator[AsteriskCall]:
+    """A connection before its first frame."""
+    port = server.front_end(AudioSocketCalls).port
+    assert port is not None
+    async with raw_client(port) as client:
+        yield AsteriskCall(client.reader, client.writer)
