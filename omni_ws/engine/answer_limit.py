@@ -104,13 +104,13 @@ class AnswerText:
                 return
 
     def feed(self, text: str) -> str:
-        """Add ``text``; return the text that may be sent now."""
+        """Add ``text``; return the text that may be sent now, which is "" once the answer was cut off."""
         passed = self._fed(text)
         self._passed.feed(passed)
         return passed
 
     def finish(self) -> str:
-        """End the answer, and return the text that was held back."""
+        """End the answer, and return the text that was held back; "" if the answer was cut off."""
         if self.reached is not None:
             return ""
         held, self._held = self._held, ""
@@ -159,9 +159,10 @@ class AnswerText:
 class SpokenLimit:
     """A limit of about ``tokens`` on a spoken answer that arrives in pieces: it ends the answer after a whole sentence.
 
-    Tokens are estimated, at least one for each word. After half of the limit, text is passed on in whole sentences,
-    because only the end of a sentence shows whether the sentence fits. The listener does not notice this delay: by then
-    the text is far ahead of the voice.
+    Tokens are estimated, at least one for each word. A sentence that is longer than half of the limit is cut at the end
+    of a clause, or else at the last word. After half of the limit, text is passed on in whole sentences, because only
+    the end of a sentence shows whether the sentence fits. The listener does not notice this delay: by then the text is
+    far ahead of the voice.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -172,7 +173,7 @@ class SpokenLimit:
         self._held = ""
 
     def passes(self, text: str) -> bool:
-        """Whether a piece may be passed on unchanged. The caller then calls ``count`` instead of ``feed`` (slower)."""
+        """Whether a piece may be passed on unchanged. The caller then calls ``count``, faster than ``feed``."""
         return self.tokens + len(text) < self._most // 2 and not self._held
 
     def count(self, text: str) -> None:
@@ -181,7 +182,7 @@ class SpokenLimit:
             self.tokens += _tokens(unit[0])
 
     def feed(self, text: str) -> str:
-        """Count a piece, and return the text that may be spoken now."""
+        """Count a piece, and return the text that may be spoken now; "" once the limit is reached."""
         passed: list[str] = []
         for unit in _UNIT.finditer(text):
             if self.reached:
@@ -248,7 +249,8 @@ def not_continued(why: str = "asked again, the model answers otherwise") -> Engi
 def can_continue(engine: Engine, request: GenerationRequest) -> bool:
     """Whether ``engine`` can write only the text that follows ``request.begun``.
 
-    No engine can do so if a grammar constrains the whole answer, or if several answers are requested.
+    No engine can do so if a grammar constrains the whole answer, if a tool call is required, if several answers are
+    requested, or for a raw prompt or an input role other than ``user``.
     """
     options = request.options
     free = options.structure is None and request.tool_choice in (None, "auto", "none")
@@ -277,7 +279,8 @@ async def rest_of(
 ) -> None:
     """Have ``generate`` make the whole answer again, and write to ``out`` only the part that the client lacks.
 
-    Raises the same errors as ``go_on``, also if the beginning differs from the one that the client has.
+    Raises the same errors as ``go_on``. If the new beginning differs from the one that the client has, the error is
+    ``not_continued``; but if the client has whole tool calls, the answer ends with them.
     """
     same = SameAnswer(out, request, calls)
     anew = replace(request, begun="", begun_end=None, voice_from=0, voice_from_ms=0)
@@ -305,8 +308,8 @@ class SameAnswer(OutputFilter):
     """An OutputWriter for an answer that is made again: it drops the part that the client has, and passes on the rest.
 
     Text and tool calls of the dropped part are compared with those that the client has. If they differ, all further
-    outputs are dropped, and ``making``, the time-out around the engine's call, ends that call. Audio before
-    ``voice_from_ms`` is dropped without a comparison.
+    outputs are dropped, and ``making``, the time-out around the engine's call, ends that call. Thoughts, and audio
+    before ``voice_from_ms``, are dropped without a comparison.
     """
 
     def __init__(self, out: OutputWriter, request: GenerationRequest, calls: ToldCalls) -> None:
@@ -357,7 +360,10 @@ class SameAnswer(OutputFilter):
             await asyncio.sleep(0)  # the engine's call is about to be cancelled
 
     def end(self) -> None:
-        """Raise ``not_continued`` if the answer differs; but whole tool calls that the client has end the answer."""
+        """End an answer that differs from the one that the client has.
+
+        If the client has whole tool calls, these end the answer; otherwise the error ``not_continued`` is raised.
+        """
         if not self.differs:
             return
         calls = self._calls.values()

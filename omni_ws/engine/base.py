@@ -416,9 +416,9 @@ class GenerationRequest:
     begun: str = ""
     #: How the text of the answer ended, if ``begun`` is all of it: it has to be spoken only.
     begun_end: Finished | None = None
-    #: The index in ``begun`` at which the audio of such an engine begins, and the position of this place in the whole
-    #: audio of the answer, in milliseconds. The times of words count from this place; indices into the text count from
-    #: the start of the whole text.
+    #: For an engine that ``continues`` spoken answers: the index in ``begun`` at which its audio begins, and the
+    #: position of this place in the whole audio of the answer, in milliseconds. The times of words count from this
+    #: place; indices into the text count from the start of the whole text.
     voice_from: int = 0
     voice_from_ms: float = 0
     meter: UsageMeter = field(default_factory=UsageMeter)
@@ -483,7 +483,7 @@ class TranscriptOutput(Struct, frozen=True):
     hearing: Hearing | None = None
 
 
-#: What an LLM makes of an answer; nothing that is said of the input.
+#: The outputs of an LLM that are its answer, rather than about the input.
 TOKENS: Final = (TextOutput, ThoughtOutput, ToolCallOutput)
 
 
@@ -782,7 +782,7 @@ class TraceableEngine(Protocol):
         ...
 
     async def stop_trace(self) -> tuple[Path, ...]:
-        """Stop the trace and return its files."""
+        """Stop the trace and return the paths of its files."""
         ...
 
 
@@ -888,14 +888,17 @@ class TurnTimes:
         self._guess = (words, now) if words.strip() else None
 
     def settle(self, words: str, now: float) -> None:
-        """Note the time at which ``words`` of the input became final. Ignored once audio of the answer was sent."""
+        """Note the time at which ``words`` of the input became final. Ignored once audio of the answer was sent.
+
+        If the latest guess had the same words, its time becomes ``transcript_guessed``.
+        """
         if self.first_audio_sent is None:
             self.transcript_settled = now
             guess, self._guess = self._guess, None
             self.transcript_guessed = guess[1] if guess is not None and guess[0] == words else None
 
     def all_sent(self, now: float) -> None:
-        """Note that the whole answer, with its audio if it has any, went to the connection."""
+        """Note that the whole answer went to the connection. This has no effect on an answer without audio."""
         if self.first_audio_sent is not None:
             self.last_audio_sent = now
 
@@ -917,14 +920,20 @@ class TurnTimes:
 
     @property
     def origin(self) -> float | None:
-        """The moment from which the others are counted: the end of the speech or, without speech, that of the input."""
+        """The moment from which the others are counted: the end of the speech or, without speech, that of the input.
+
+        None if neither is known, or if another server began the request.
+        """
         if self.moved:
             return None
         return self.input_ended if self.speech_ended is None else self.speech_ended
 
     @property
     def mouth_to_ear(self) -> float | None:
-        """The seconds from the end of the speech to the start of playback; None if one of the two is not known."""
+        """The seconds from the end of the speech to the start of playback.
+
+        None if one of the two is not known, or if another server began the request.
+        """
         if self.speech_ended is None or self.first_audio_played is None or self.moved:
             return None
         return self.first_audio_played - self.speech_ended

@@ -198,9 +198,10 @@ async def pipeline(
 ) -> None:
     """Run ``stages`` over ``source`` to their end; the stages write their outputs to ``out``.
 
-    ``links`` has the link between each pair of adjacent stages. Raises the first error of a stage. An error, or the
-    cancellation of the call, cancels all stages, and is raised when they have released their resources. Once ``cut`` is
-    signalled, only the first stage works on: its channel to the next stage is closed, and the others are cancelled.
+    ``links`` has the link between each pair of adjacent stages. Raises the first error of a stage, and ValueError for a
+    wrong number of links. An error, or the cancellation of the call, cancels all stages, and is raised when they have
+    released their resources. Once ``cut`` is signalled (which needs at least two stages), only the first stage works
+    on: its channel to the next stage is closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
@@ -435,11 +436,11 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """A policy object that decides how many codec frames of one answer to decode at a time: latency for throughput.
+    """A policy object that decides how many codec frames of one answer to decode at a time.
 
     A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
-    side (``vllm.snac_decoder``); chunk and context are the *window*. The decoding time is proportional to the window:
-    a frame costs several times less in a long chunk than alone, but long chunks arrive late. The first chunk is small,
+    side (``vllm.snac_decoder``); chunk and context are the *window*. The decoding time is proportional to the window: a
+    frame costs several times less in a long chunk than alone, but long chunks arrive late. The first chunk is small,
     for low latency to first audio; chunks grow while the player has enough audio left to bridge the wait. ChunkPace
     measures the interval between frames and the decoding time, and models a player that starts with the first chunk and
     plays without pause.
@@ -600,7 +601,11 @@ class FrameChunks(Generic[Item]):
 
     @asynccontextmanager
     async def reading(self, source: AsyncIterator[Item]) -> AsyncIterator[None]:
-        """Fill the inbox from ``source`` while the block runs; the end of the block raises the error of ``source``."""
+        """Fill the inbox from ``source`` while the block runs.
+
+        The end of the block waits for the end of ``source``, and raises its error. If the block itself fails, the
+        reading is cancelled.
+        """
         # A separate task reads, so that the pace sees frames when they arrive, even while a chunk is being decoded.
         task = asyncio.create_task(self._read(source), name=f"{self._stage} reading")
         try:
@@ -620,7 +625,10 @@ class FrameChunks(Generic[Item]):
         return self._pace.plan(ready, self._now_ms(), complete=complete)
 
     async def wait(self, milliseconds: float | None = None) -> None:
-        """Wait until the inbox changes or the source ends, but at most ``milliseconds``; None for no limit."""
+        """Wait until an item is added to the inbox or the source ends, but at most ``milliseconds``; None for no limit.
+
+        Returns immediately if this has happened since the last call.
+        """
         try:
             async with asyncio.timeout(None if milliseconds is None else milliseconds / 1000):
                 await self._changed.wait()
@@ -638,7 +646,7 @@ class FrameChunks(Generic[Item]):
     ) -> None:
         """Await ``decoding``, which returns the samples of the next ``frames`` frames, and write them to ``outputs``.
 
-        ``text_end`` is the end of their clause, see AudioOutput.
+        ``text_end`` is the end of their clause, see AudioOutput. Waits while the client does not read.
         """
         began_ms = self._now_ms()
         with events.span(self._stage, "code2wav_decode_start", "code2wav_decode_end", frames=frames):

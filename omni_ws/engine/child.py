@@ -57,7 +57,7 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, module: str, *arguments: str, kinds: Any, keeps_log: bool = False) -> Self:
-        """Start ``python -m module arguments``. ``kinds`` are the types of its messages' headers. Raises OSError.
+        """Start ``python -m module arguments``. ``kinds`` are the types of the headers of its messages. Raises OSError.
 
         The process shares the server's standard error; with ``keeps_log``, its standard error goes to ``last_words``
         and the debug log instead.
@@ -88,7 +88,10 @@ class Child:
         return "; ".join(self._said)
 
     def send(self, header: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, without waiting. Does nothing if the process has ended; ``receive`` reports that."""
+        """Send a message, without waiting. Does nothing if the process has ended; ``receive`` reports that.
+
+        Raises BrokenMessage for a message that is too long.
+        """
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode_message(header, body))
@@ -189,7 +192,9 @@ async def keep_running(
     """Restart a process whenever it dies, forever.
 
     ``until_death`` waits for the death of the process, cleans up, and returns the reason for the log. ``start`` starts
-    the next process, and is called until it succeeds. ``backoff`` returns the wait before each call of ``start``.
+    the next process, and is called until it succeeds. ``backoff`` returns the wait before each call of ``start``; after
+    a process that ran for longer than STABLE_AFTER_SEC, it begins again. Errors of ``start`` other than OmniError,
+    OSError and ValueError are passed on.
     """
     loop = asyncio.get_running_loop()
     while True:

@@ -40,7 +40,7 @@ class BrokenMessage(Exception):
 
 
 def encode_message(header: msgspec.Struct, body: bytes = b"") -> bytes:
-    """Return the bytes of a message. Raises BrokenMessage for one that is too long."""
+    """Return the bytes of a message. Raises BrokenMessage if ``body`` is longer than MAX_PART_BYTES."""
     if len(body) > MAX_PART_BYTES:
         raise BrokenMessage(f"a message of {len(body)} bytes")
     encoded = msgspec.json.encode(header)
@@ -94,7 +94,10 @@ class ServerLink:
         return [self._received.get() for _ in range(self._received.qsize())]
 
     def send(self, header: msgspec.Struct, body: bytes = b"", *, more: bool = False) -> None:
-        """Send a message; with ``more``, only at the next ``flush``. Blocks while the server is slow to read."""
+        """Send a message; with ``more``, only at the next ``flush``. Blocks while the server is slow to read.
+
+        If the server is gone, the process exits.
+        """
         try:
             self._target.write(encode_message(header, body))
             if not more:
@@ -103,7 +106,7 @@ class ServerLink:
             os._exit(0)
 
     def flush(self) -> None:
-        """Send the messages that were sent with ``more``."""
+        """Send the messages that were sent with ``more``. If the server is gone, the process exits."""
         try:
             self._target.flush()
         except BrokenPipeError:
@@ -152,14 +155,14 @@ def share_heaps(most: int) -> None:
     """Limit the number of the C library's heaps to ``most``, so that threads reuse memory that other threads freed.
 
     glibc's default is eight heaps per core. Threads that share a heap wait for one another. To be called before other
-    threads start.
+    threads start. Has no effect without glibc.
     """
     if (mallopt := _c_function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, most)
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the operating system. Blocks for some milliseconds."""
+    """Return freed memory to the operating system. Blocks for some milliseconds. Has no effect without glibc."""
     if (malloc_trim := _c_function("malloc_trim")) is not None:
         malloc_trim(ctypes.c_size_t(0))
 

@@ -38,8 +38,8 @@ class EarlierParts(ABC):
 class ContinuedInput:
     """The input of a request that continues a message: an InputSource of the ``earlier`` parts and the ``own`` input.
 
-    A blank separates the two texts. An engine that can process ``own`` before the earlier parts are known reads the two
-    attributes instead of iterating.
+    A blank separates the two texts, unless white space does. An engine that can process ``own`` before the earlier
+    parts are known reads the two attributes instead of iterating.
     """
 
     def __init__(self, earlier: EarlierParts, own: InputSource) -> None:
@@ -128,7 +128,8 @@ _FIRST: Final = "en"
 def told_language(request: GenerationRequest, llm: Engine) -> GenerationRequest:
     """Return ``request`` with notes that tell ``llm`` the user's language, if ``llm`` would not know it otherwise.
 
-    An LLM that takes audio, or reads ``GenerationRequest.heard_language``, gets no notes.
+    An LLM that takes audio, or reads ``GenerationRequest.heard_language``, gets no notes. Nor does a request to
+    interpret.
     """
     able = llm.capabilities
     if able.reads_language or Modality.AUDIO in able.input_modalities or request.options.interprets_into:
@@ -329,7 +330,7 @@ class ClauseSplitter:
         """Return the index at which the first phrase of the text in progress ends; 0 if the end has not arrived.
 
         The phrase has at least about PHRASE_WORDS words. It ends after a comma, colon, semicolon or dash that follows
-        no digit, or before one of ``words``.
+        no digit, or before one of ``words.starts`` and the ``words.links`` directly before it.
         """
         link: int | None = None
         for number, word in enumerate(_WHOLE_WORD.finditer(self._waiting)):
@@ -480,14 +481,20 @@ async def clauses_as_they_come(
 
 
 def first_clause_of(source: InputSource) -> tuple[int, float | None]:
-    """Return ``first_comma_after`` for a ClauseSplitter and ``begin_after_sec`` for ``clauses_as_they_come``."""
+    """Return ``first_comma_after`` for a ClauseSplitter and ``begin_after_sec`` for ``clauses_as_they_come``.
+
+    Speech of input that the client is still writing begins early, with a short clause.
+    """
     return (0, BEGIN_AFTER) if is_being_written(source) else (COMMA_AFTER, None)
 
 
 async def with_pauses(
     source: AsyncIterator[str], longest_wait: Callable[[], float | None]
 ) -> AsyncGenerator[str | None, None]:
-    """Yield the pieces of a text, and one None whenever the wait for a piece exceeds ``longest_wait()`` seconds."""
+    """Yield the pieces of a text, and one None whenever the wait for a piece exceeds ``longest_wait()`` seconds.
+
+    If ``longest_wait`` returns None, there is no limit. A caller that stops early has to close the generator.
+    """
     reading: asyncio.Task[str | None] | None = None
     paused = False
     try:

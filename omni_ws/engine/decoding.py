@@ -112,7 +112,11 @@ def size_of(part: DecodedPart) -> int:
 
 
 def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
-    """Return ``parts`` with adjacent pieces of the same part merged, and empty pieces dropped except tool results."""
+    """Return ``parts`` with adjacent pieces of the same part merged, and empty pieces dropped except tool results.
+
+    Images are not merged, and merged text is cut into pieces of PIECE_CHARACTERS. While audio is copied, memory for the
+    copy is reserved in ``room``; raises the errors of ``room.take``.
+    """
     joined: list[DecodedPart] = []
     for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
         members = list(group)
@@ -183,16 +187,17 @@ async def decode_input(
     """Yield the decoded parts of an input, in order, as it arrives.
 
     ``audio`` is the format of audio chunks without a format of their own. Audio is decoded to mono at ``sample_rate``
-    Hz; images and video are scaled to ``limits``. ``lane`` is the session's Lane; with None, the request gets a Lane of
-    its own. ``warn`` is called for input that was dropped; ``check`` raises for chunks that are refused; ``on_end`` is
-    called when the source has been read to its end. A caller that stops early has to close the generator.
+    Hz; images and video are decoded in ``executor``, and scaled to ``limits``. ``lane`` is the session's Lane; with
+    None, the request gets a Lane of its own. ``warn`` is called for input that was dropped; ``check`` raises for chunks
+    that are refused; ``on_end`` is called when the source has been read to its end. A caller that stops early has to
+    close the generator.
 
     Memory is reserved in ``share`` before it is allocated. The memory of a part stays reserved until the next part is
     requested; a consumer that keeps a part longer has to reserve memory for it.
 
-    Raises UnsupportedFormat for input that cannot be decoded; InvalidValue; PayloadTooLarge or EngineOverloaded when
-    memory runs out. All parts before the error are yielded first; the error has the ``sequence_id`` of its chunk.
-    Exceptions of ``source`` are passed on.
+    Raises UnsupportedFormat for input that cannot be decoded, InvalidValue for a ``format`` with an invalid parameter,
+    PayloadTooLarge or EngineOverloaded when memory runs out. All parts before the error are yielded first; the error
+    has the ``sequence_id`` of its chunk. Exceptions of ``source`` are passed on.
     """
     decoder = InputDecoder(audio, sample_rate, limits, share)
     hops = _Hops(decoder, share, lane=lane or Lane(), executor=executor, sample_rate=sample_rate)
@@ -267,7 +272,8 @@ async def decode_speech(
     """Decode speech of an earlier request to mono at ``sample_rate`` Hz.
 
     Returns None for speech longer than MAX_DURATION_FACTOR times the estimate for its size, such as silence that is
-    compressed to almost nothing. The memory of the samples stays reserved in ``share``.
+    compressed to almost nothing. The memory of the samples stays reserved in ``share``. Raises the errors of
+    ``decode_input``.
     """
     most = max(1.0, speech.audio_ms / 1000 * MAX_DURATION_FACTOR) * sample_rate
     blocks: list[Samples] = []

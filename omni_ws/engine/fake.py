@@ -103,7 +103,8 @@ class EchoSettings:
 class EchoEngine(_ModelFree):
     """An engine that echoes its input: text word by word, audio unchanged, images and video as a count.
 
-    The engine answers while the input is still arriving.
+    The engine answers while the input is still arriving, unless ``EchoSettings.reply`` is set. All audio of an answer
+    has the rate of the first.
     """
 
     def __init__(self, settings: EchoSettings | None = None) -> None:

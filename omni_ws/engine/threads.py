@@ -95,7 +95,11 @@ def _quota_of_version_1(group: Path) -> float:
 
 
 def available_memory() -> int | None:
-    """Return the available memory, in bytes; None if the system does not report it."""
+    """Return how many bytes of memory may be used; None if the system does not report it.
+
+    This is the machine's available memory (where only the total is reported, the total), or the limit of the container
+    (cgroup v2) if that is lower.
+    """
     return min((*_free_of_machine(), *_limit_of_group()), default=None)
 
 
@@ -340,7 +344,7 @@ class Lane(Executor):
         return begins, self._booked
 
     def submit(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Run a call in a thread. Afterwards the caller passes the amount of audio to ``charge``."""
+        """Run a call in a thread. Afterwards the caller passes the duration of the decoded audio to ``charge``."""
         done: Future[T] = Future()
 
         def work() -> None:
@@ -439,9 +443,9 @@ class MediaRoom:
     async def slot(self, share: MediaShare, size: int) -> AsyncIterator[None]:
         """Hold a decoding slot for the block, and reserve ``size`` bytes in ``share``, which stay reserved after it.
 
-        Requests wait for slots and memory in the order of their calls. Raises EngineOverloaded after ``MAX_WAIT_SEC``,
-        or immediately if no other request holds decoded media that it could release; PayloadTooLarge, see
-        ``MediaShare.take``.
+        Requests wait for slots and memory in the order of their calls, but one that needs no memory overtakes those
+        that wait for memory. Raises EngineOverloaded after ``MAX_WAIT_SEC``, or immediately if no other request holds
+        decoded media that it could release; PayloadTooLarge, see ``MediaShare.take``.
         """
         await self._enter(share, size)
         try:
