@@ -226,7 +226,10 @@ class Listener:
         self._closed = False
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
-        """Process samples, at 16 kHz, and yield new transcripts. Raises EngineOverloaded if there is no slot."""
+        """Process samples, at 16 kHz, and yield new transcripts.
+
+        Raises EngineOverloaded if there is no slot, and the errors of the recogniser.
+        """
         if not self._had_slot:
             await self._slots.take(self._holder, may_wait=self._may_wait)
             self._had_slot = self._has_slot = True
@@ -446,7 +449,10 @@ class AudioPace:
         self._fed_at = clock()
 
     def is_live(self, audio_ms: float) -> bool:
-        """Note that ``audio_ms`` of audio have arrived; return whether audio arrives at the speed of speech."""
+        """Note that ``audio_ms`` of audio have arrived; return whether audio arrives at the speed of speech.
+
+        Returns False also if this piece alone lasts BACKLOG_MS or more.
+        """
         now = self._clock()
         self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
         self._fed_at = now

@@ -184,13 +184,14 @@ class WhisperModel:
     ) -> WhisperTranscript:
         """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
-        ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
-        requests the times of words. ``tell`` is called with the transcript before these times are known, unless they
-        may change the text. ``language`` is a code such as ``de``; with None a multilingual model detects the language,
-        among the codes in ``among`` unless that is empty. ``before`` is the language of the previous speech: another
-        language is detected only for more than one word, which must make more sense in it (``_clearest``). ``expected``
-        are the tokens that ``expected_tokens`` returned for a text that could precede the speech. Raises ValueError for
-        a language that the model does not know, and for audio that is too long.
+        ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, some more errors, and only the
+        likeliest language is tried. ``words`` requests the times of words. ``tell`` is called with the transcript
+        before these times are known, unless they may change the text. ``language`` is a code such as ``de``; with None
+        a multilingual model detects the language, among the codes in ``among`` unless that is empty. ``before`` is the
+        language of the previous speech: another language is detected only for more than one word, which must make more
+        sense in it (``_clearest``). ``expected`` are the tokens that ``expected_tokens`` returned for a text that could
+        precede the speech. Raises ValueError for a language that the model does not know, and for audio that is too
+        long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -361,8 +362,9 @@ def possible_languages(
 ) -> dict[str, float]:
     """Return the one or two languages that an utterance may be in, the best guess first, with their probabilities.
 
-    ``chances`` are the probabilities of all languages. If ``among`` is not empty, only the languages in it count, and
-    their probabilities are scaled to sum to one. ``before`` is the language of the previous utterance, if known.
+    ``chances`` are the probabilities of all languages. If ``among`` is not empty, only the languages in it count (all,
+    if none of them is in ``chances``), and their probabilities are scaled to sum to one. ``before`` is the language of
+    the previous utterance, if known.
     """
     known = {code: chance for code, chance in chances.items() if not among or code in among} or dict(chances)
     whole = sum(known.values()) or 1
@@ -548,7 +550,7 @@ class WhisperRecogniser:
         self._interim(noise)
 
     def close(self) -> None:
-        """Drop the waiting transcriptions, and wait for the running ones, at most 0.5 s. Blocks. Idempotent."""
+        """Drop the waiting transcriptions, and wait for the running ones. Blocks. Idempotent."""
         if self._threads is not None:
             self._threads.close()
         self._whisper = None
@@ -734,7 +736,8 @@ class RecognitionCost:
     def talkers(self, interims: bool = True) -> int:
         """Return how many users who speak without a pause can be served simultaneously: at least one for each worker.
 
-        With ``interims``, each user gets an interim text every LONGEST_GAP_SEC.
+        Before any measurement, this is one for each worker. With ``interims``, each user gets an interim text every
+        LONGEST_GAP_SEC.
         """
         with self._lock:
             settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
