@@ -443,7 +443,7 @@ class ComposedEngine:
     async def start(self) -> None:
         """Start the ASR and the TTS concurrently, and then the LLM; with ``where_missing``, the LLM before the others.
 
-        Raises the first failure.
+        Idempotent. Raises the first failure, after all parts were stopped.
         """
         if self._started:
             return

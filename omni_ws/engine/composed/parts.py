@@ -92,7 +92,8 @@ def description_of(part: Engine) -> PartDescription:
 def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
     """Add ``role`` to an EngineFailed that the block raises, and convert unexpected exceptions to an EngineFailed.
 
-    A failure of the ASR or the TTS is not fatal to the session, which can go on with text.
+    Other OmniErrors, and a ConfigurationError, pass unchanged. A failure of the ASR or the TTS is not fatal to the
+    session, which can go on with text.
     """
     try:
         yield
@@ -121,9 +122,10 @@ def asked_of(
     output: OutputModality,
     guesses: bool = False,
 ) -> GenerationRequest:
-    """Return the request to an ASR or TTS: ``request`` with the input ``source``, without history and tools.
+    """Return the request to an ASR or TTS: ``request`` with the input ``source``, without what is for the LLM only.
 
-    It has no lexicon either: the text that a TTS gets is already in its spoken form.
+    That is the history, the instructions, the tools and the sampling parameters. There is no lexicon either: the text
+    that a TTS gets is already in its spoken form. With ``guesses``, an ASR writes TranscriptGuesses.
     """
     return replace(
         request,
@@ -231,8 +233,8 @@ class StallTimer(AsyncIterator[InputChunk]):
     """A timer that cancels a part if it neither takes input nor makes output for ``seconds``; None for no limit.
 
     It is the input of the part, which reads ``source`` through it. The clock stops while the part waits for input, and
-    between ``rest`` and ``wait``. A single timer callback reads the clock, so watching a part costs only two
-    assignments for each item. ``ended`` is called at the end of the input.
+    between ``rest`` and ``wait``. Outputs are reported by ``wait``. A single timer callback reads the clock, so
+    watching a part costs only two assignments for each item. ``ended`` is called at the end of the input.
     """
 
     def __init__(self, seconds: float | None, source: InputSource, *, ended: Callable[[], None] = lambda: None) -> None:
@@ -495,7 +497,10 @@ class GrowingLlm:
         return ()
 
     async def fetch(self) -> Coming:
-        """Begin to download the model. Raises SessionConflict if there is no model, or the download is not allowed."""
+        """Begin to download the model; return its state.
+
+        Raises SessionConflict if there is no model, or the download is not allowed.
+        """
         raise SessionConflict("there is no model to fetch")
 
 

@@ -153,7 +153,10 @@ class AsrStage(_EngineStage):
         self._heard: deque[str | TranscriptGuess] = deque()
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Transcribe the input, and pass it on to the LLM. Raises EmptyInput if there was no input."""
+        """Transcribe the input, and pass it on to the LLM.
+
+        Raises EmptyInput if there was no input, unless ``beside``: then the LLM checks this.
+        """
         assert sink is not None
         self._outputs, self._sink = outputs, sink
         try:
@@ -414,7 +417,8 @@ class LlmStage(_EngineStage):
 
     ``transcribed`` and ``spoken``: other parts make the transcript and the audio. If the client set no limit, a spoken
     answer ends with a whole sentence within ``max_spoken_tokens``, and the finish reason is LENGTH. ``run`` raises
-    EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input.
+    EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input, or writes no
+    Finished.
 
     If another server began the answer (``GenerationRequest.begun``), the TTS gets its whole text, and the client only
     the rest. If the LLM cannot continue the answer, the TTS speaks the text that was begun, and ``failure`` is the
@@ -603,8 +607,8 @@ class TtsStage(_EngineStage):
 
     The TTS reads the spoken form of the text (``SpeakableText``); the timed words that the TTS reports are converted
     back to written words. An answer without text, such as a tool call, is not spoken. If the TTS fails and the client
-    also gets the text, the answer goes on without audio. If another server began the answer, the TTS reads the text
-    from ``GenerationRequest.voice_from`` on.
+    also gets the text, the answer goes on without audio, unless the TTS refuses a parameter of the request. If another
+    server began the answer, the TTS reads the text from ``GenerationRequest.voice_from`` on.
     """
 
     name = Role.TTS.value
