@@ -116,7 +116,10 @@ class FetchedMind:
                 yield name
 
     def plan(self) -> Plan:
-        """Choose a model by the downloaded files and this machine's resources. Blocks briefly; reads no weights."""
+        """Choose a model by the configuration, the downloaded files and this machine's resources; return the Plan.
+
+        Blocks briefly; reads no weights.
+        """
         found = next(self._there(), None)
         self._name, fetches = found or FETCHED, found is None
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
@@ -149,7 +152,8 @@ class FetchedMind:
     def fetch(self, fetching: Fetching, *, weights: bool) -> None:
         """Download the model's weights or, without ``weights``, choose among downloaded models. Blocks.
 
-        Without ``weights``, the best model is used whose files have the pinned checksums. Raises WeightsError.
+        Without ``weights``, the best model is used whose files have the pinned checksums. ``fetching`` gets the
+        progress, and can stop the download. Raises WeightsError.
         """
         if weights:
             self._cache.fetch(self._weights, fetching)

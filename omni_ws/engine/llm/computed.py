@@ -66,7 +66,7 @@ class NotArithmetic(Exception):
 
 
 def parse_number(text: str) -> int | None:
-    """Return the whole number that ``text`` is, in words or digits ("one hundred and five", "20"), or None."""
+    """Return the whole number, 0 or above, that ``text`` is ("one hundred and five", "20"); else None."""
     value = parse_value(text)
     return int(value) if value is not None and value.denominator == 1 and value >= 0 else None
 
@@ -88,7 +88,8 @@ def parse_value(text: str) -> Fraction | None:
 def evaluate(text: str) -> Fraction:
     """Return the value of a calculation, in words or signs ("two times 3").
 
-    Raises NotArithmetic for other texts, ZeroDivisionError for a division by zero, OverflowError for too large a power.
+    Raises NotArithmetic for other texts, a single number among them, and for a result beyond MAX_RESULT;
+    ZeroDivisionError for a division by zero; OverflowError for too large a power.
     """
     tokens = _tokens(text.lower())
     if len(tokens) < 2:
@@ -100,7 +101,10 @@ def evaluate(text: str) -> Fraction:
 
 
 def in_digits(value: Fraction) -> str:
-    """Return ``value`` as text to read or speak, such as "minus 2.5"; rounded to six places, with "about" before it."""
+    """Return ``value`` as text to read or speak, such as "minus 2.5".
+
+    It is rounded to six places; if this changes it, the text begins with "about".
+    """
     rounded = round(abs(value), 6)
     about = "about " if rounded != abs(value) else ""
     whole, decimals = divmod(int(rounded * 10**6), 10**6)
@@ -415,7 +419,7 @@ def repeated(words: str) -> str | None:
 
 
 def spelled(words: str) -> str | None:
-    """Return the letters of ``words``, separated by commas; None if there are none."""
+    """Return the letters of ``words``, separated by commas, or a refusal of too many; None if there are none."""
     letters = list(islice(filter(str.isalnum, words), MAX_SPELLED_LETTERS + 1))
     if len(letters) > MAX_SPELLED_LETTERS:
         return f"I spell up to {MAX_SPELLED_LETTERS} letters."

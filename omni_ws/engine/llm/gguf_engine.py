@@ -296,7 +296,7 @@ class RunningModel:
         """Have llama.cpp process the instructions and examples with which most conversations begin, and cache them.
 
         The first of ``parallel`` slots gets this prompt. The other slots get a short prompt, because llama.cpp does not
-        load cached prompts into an empty slot.
+        load cached prompts into an empty slot. A failure is only logged.
         """
         request = GenerationRequest(
             request_id="start",
@@ -585,7 +585,8 @@ def must_call(request: GenerationRequest) -> bool:
 def in_json(request: GenerationRequest) -> GenerationRequest:
     """Return ``request`` with an answer constrained to a JSON list of at least one tool call.
 
-    If the client named a tool, only calls of this tool are allowed.
+    If the client named a tool, the answer is a single call of this tool. It is also a single call if the client does
+    not allow parallel calls.
     """
     choice = request.tool_choice
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None

@@ -47,7 +47,7 @@ def inserted(text: str, words: dict[str, str]) -> str:
 def expanded(phrase: str) -> list[str]:
     """Return every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" stands for four.
 
-    Brackets may be nested.
+    Brackets may be nested. Raises ValueError for a bracket without its counterpart.
     """
     sentences: dict[str, None] = {}
     unexpanded = [phrase]
@@ -98,7 +98,10 @@ def plain_words(text: str) -> str:
 
 
 def requests(words: str) -> Iterator[str]:
-    """Yield the plain ``words``, then the same with fewer and fewer courtesies around them ("please"); at last none."""
+    """Yield the plain ``words``, then the same with fewer courtesies around them ("please").
+
+    The last result has no courtesies.
+    """
     yield words
     yield from _stripped(_LEADING, words)
     for shorter in _stripped(_TRAILING, words):
@@ -298,7 +301,10 @@ class Encyclopedia(msgspec.Struct, frozen=True):
 
 
 def load_encyclopedia(summaries: Path | None) -> Encyclopedia | None:
-    """Read the index file beside the file of summaries, or make it; None if there is no readable file. Blocks."""
+    """Read the index file beside the file of summaries; if there is none, make and write it. Blocks.
+
+    Returns None if there is no readable file.
+    """
     if summaries is None:
         return None
     kept = summaries.with_name(_KEPT)

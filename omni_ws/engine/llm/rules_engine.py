@@ -197,7 +197,8 @@ class Understood(NamedTuple):
 class Matcher:
     """A search for the intent of a sentence, by the patterns of intents (see ``intents/greetings.toml``).
 
-    The order is: keys of intents that are ``first``, whole phrases, slots, other keys, misspelled phrases.
+    The order is: keys of intents that are ``first``, whole phrases, slots, other keys, misspelled phrases. Raises
+    ValueError if two intents have the same phrase.
     """
 
     def __init__(self, intents: Sequence[Intent]) -> None:
@@ -442,8 +443,10 @@ def exact_answer(
 ) -> Iterator[str] | None:
     """Return the sentences of the answer if all requests in ``text`` have ``exact`` intents; else None.
 
-    Keys and misspelled phrases, which are guesses, do not count. ``of_itself``: whether the rules may answer questions
-    about the assistant itself; instructions may describe it otherwise. Facts are looked up in ``encyclopedia``.
+    Greetings and the like (``Intent.light``) may be among the requests, and get no answer. Keys and misspelled phrases,
+    which are guesses, do not count, except keys of ``first`` intents. ``of_itself``: whether the rules may answer
+    questions about the assistant itself; instructions may describe it otherwise. Facts are looked up in
+    ``encyclopedia``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
@@ -980,7 +983,7 @@ def _credited(model: str, encyclopedia: Encyclopedia | None) -> str:
 
 
 def is_plain(request: GenerationRequest) -> bool:
-    """Whether ``request`` needs only a text answer, with no feature that requires a language model, such as JSON."""
+    """Whether ``request`` is a user message that asks for one text, without tools, JSON, a raw prompt and the like."""
     wanted = request.options
     plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1 and not wanted.interprets_into
     return plain and not wanted.raw_prompt and wanted.input_role == "user" and not request.tools
