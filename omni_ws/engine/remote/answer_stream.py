@@ -115,7 +115,8 @@ class ChatAnswer:
     def end(self, *, is_stream: bool = True) -> list[EngineOutput]:
         """End the stream, which may lack ``[DONE]``, and return the outputs that were held back.
 
-        Raises EngineFailed if the answer is incomplete, UpstreamInvalid if the response was neither a stream nor JSON.
+        Raises EngineFailed if the answer is incomplete, UpstreamInvalid if it has no content or the response was
+        neither a stream nor JSON.
         """
         if self.done:
             return []
@@ -468,7 +469,10 @@ class OpenBrackets:
         self._in_string = self._escaped = False
 
     def read(self, text: str) -> int | None:
-        """Read the next piece; return the index in it after which all brackets were closed first, or None."""
+        """Read the next piece of the JSON.
+
+        Returns the index just after the first bracket in it with which all brackets are closed; None if there is none.
+        """
         end = None
         start = int(self._escaped and bool(text))
         self._escaped = self._escaped and not text
@@ -572,7 +576,10 @@ class UpstreamToolCallReader:
         return bool(self._calls)
 
     def read(self, deltas: object) -> Iterator[ToolCallFragment]:
-        """Yield the fragments of calls in ``deltas``, the field ``tool_calls`` of an event."""
+        """Yield the fragments of calls in ``deltas``, the field ``tool_calls`` of an event.
+
+        Raises EngineFailed for an answer with too many calls.
+        """
         if isinstance(deltas, dict):
             deltas = [deltas]
         if not isinstance(deltas, list):

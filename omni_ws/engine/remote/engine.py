@@ -563,7 +563,10 @@ class RemoteLlmEngine(OnUpstreams):
         return self._capabilities
 
     async def start(self) -> None:
-        """Wait until an upstream can be used. Idempotent."""
+        """Wait until an upstream can be used. Idempotent.
+
+        Raises EngineFailed if none can, or if no model is set and the upstreams list none.
+        """
         await super().start()
         if self.pool.model is None:
             is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in self.upstreams)

@@ -133,7 +133,8 @@ class UpstreamError:
 def read_error(content: object) -> UpstreamError:
     """Return the error in a response body of any common form.
 
-    The forms are OpenAI's error object, a text in its place, the fields without the object, and FastAPI's list.
+    The forms are OpenAI's error object, a text in its place, the fields without the object, and FastAPI's list. For any
+    other body, all fields of the result are empty.
     """
     if isinstance(content, Mapping):
         error = content.get("error", content.get("detail"))
@@ -158,9 +159,9 @@ def refusal(
 ) -> OmniError:
     """Log an upstream's response with the HTTP error ``status``, and return the error for our client.
 
-    ``upstream`` is the upstream's name in the log; ``where_key`` tells the operator where the API key comes from. The
-    upstream's message may quote the client's text, so it is logged only with ``log_content``, or if it is about the
-    key.
+    ``retry_after`` is the header Retry-After; ``upstream`` is the upstream's name in the log; ``where_key`` tells the
+    operator where the API key comes from. The upstream's message may quote the client's text, so it is logged only with
+    ``log_content``, or if it is about the key.
     """
     error = read_error(json_or_none(body))
     mapped = _mapped(status, error, retry_after, where_key)
@@ -187,7 +188,10 @@ def stream_error(content: object, *, upstream: str, log_content: bool = False) -
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Return the seconds to wait by a header Retry-After, which has seconds or a date (RFC 9110, 10.2.3); else None."""
+    """Return the seconds to wait by a header Retry-After, which has seconds or a date (RFC 9110, 10.2.3).
+
+    At most an hour; None without the header, or for another value.
+    """
     if value is None:
         return None
     try:
@@ -606,7 +610,10 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """End the audio, and return the rest that unpadded base64 and the resampler held back."""
+        """End the audio, and return the rest that unpadded base64 and the resampler held back.
+
+        Raises EngineFailed if the audio is incomplete or cannot be read.
+        """
         held, self._base64 = self._base64.rstrip("="), ""
         if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")

@@ -496,7 +496,8 @@ def chat_body(
 ) -> bytes:
     """Return the JSON body of the chat completion.
 
-    If ``request.begun`` is set, the last message is this text, which the model is to continue.
+    If ``request.begun`` is set, the last message is this text, which the model is to continue; ``dialect`` must be in
+    CONTINUES then.
     """
     begun = [{"role": "assistant", "content": request.begun}] if request.begun else []
     body: dict[str, Any] = {

@@ -238,7 +238,8 @@ class Pool:
     ) -> AsyncGenerator[UpstreamAnswer, None]:
         """Send a request to an upstream, and yield its response, which is closed at the end of the block.
 
-        A request that an upstream did not process is sent again. Raises the error for the last refusal.
+        A request that an upstream did not process is sent again, up to ``retries`` times. Raises the error for the last
+        refusal, and EngineFailed if no upstream can be reached, or if one fails.
         """
         tried: list[Upstream] = []
         for attempt in count():
@@ -468,7 +469,7 @@ class Upstream:
     # health
 
     async def check(self) -> None:
-        """Request the server's health and its list of models. Raises Unusable."""
+        """Request the server's health and its list of models, and set what follows from the list. Raises Unusable."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 await self._check_health()
@@ -535,7 +536,10 @@ class Upstream:
         return model in self.models or (self.dialect is Dialect.OLLAMA and f"{model}:latest" in self.models)
 
     async def read_context(self, model: str) -> None:
-        """Request the context of ``model``, and set ``context``; nothing changes if the server does not report it."""
+        """Request the context of ``model``, and set ``context``: to None if the server does not report it.
+
+        If the request fails, nothing changes. From llama.cpp, ``opens_thoughts`` is learnt, too.
+        """
         with suppress(TimeoutError, httpx.HTTPError, Unusable):
             async with asyncio.timeout(self._settings.connect_timeout):
                 self.context = await self._context(model)
@@ -582,7 +586,7 @@ class Upstream:
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> AsyncGenerator[UpstreamAnswer, None]:
         """Send a request, and yield the response if its status is 200; the end of the block closes the response.
 
-        Raises NotTaken, or the error for the upstream's refusal.
+        Raises NotTaken, the error for the upstream's refusal, or EngineFailed if there is no response.
         """
         self.active += 1
         try:
@@ -812,7 +816,10 @@ class ContextWindow:
             self._told, self._learnt = limit, None
 
     def count(self, tokens: int, size: int) -> None:
-        """Learn from an upstream's count of the tokens in a text prompt of ``size`` bytes."""
+        """Learn from an upstream's count of the tokens in a text prompt of ``size`` bytes.
+
+        Ignored for a short prompt, and for one that fills the context, which the upstream may have cut.
+        """
         cut = self.limit is not None and tokens > 0.9 * self.limit  # Ollama cuts, and counts what is left
         if size >= _LEAST_COUNTED_BYTES and not cut:
             self._rate = tokens / size
@@ -828,7 +835,7 @@ class ContextWindow:
         """Return how many of the oldest turns have to be dropped.
 
         ``turns`` are the sizes of the turns, ``fixed`` is the size of everything else in the prompt, both in bytes;
-        ``answer`` is the limit on the answer in tokens.
+        ``answer`` is the limit on the answer in tokens. The result is 0 while the context is unknown.
         """
         if self.limit is None:
             return 0
