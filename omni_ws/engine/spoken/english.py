@@ -35,7 +35,10 @@ _WELL_FORMED: Final = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:
 
 
 def cardinal(digits: str) -> str:
-    """Return a whole number in words: "21" is "twenty-one". Long numbers, and those with leading zeros, are spelled."""
+    """Return a whole number in words: "21" is "twenty-one".
+
+    A long number, or one with leading zeros, is read digit by digit.
+    """
     if len(digits) > MAX_NAMED_DIGITS or (len(digits) > 1 and digits[0] == "0"):
         return by_digit(digits)
     number = int(digits)
@@ -85,7 +88,10 @@ def year(digits: str) -> str:
 
 
 def in_pairs(digits: str) -> str:
-    """Return three or four digits in words, read in pairs as model numbers are: "747" is "seven forty-seven"."""
+    """Return three or four digits in words, read in pairs as model numbers are: "747" is "seven forty-seven".
+
+    Numbers that end in "00" or begin with "0", and longer ones, are read as by ``cardinal``.
+    """
     front, rest = digits[:-2], digits[-2:]
     if rest == "00" or len(digits) > 4 or digits[0] == "0":
         return cardinal(digits)

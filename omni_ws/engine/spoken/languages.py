@@ -652,7 +652,10 @@ def lexicon_of(entries: Mapping[str, str]) -> Lexicon:
 
 
 async def prepare(entries: Mapping[str, str]) -> None:
-    """Make the Lexicon with these entries in a thread, so that ``lexicon_of`` returns it without delay."""
+    """Make the Lexicon with these entries in a thread, so that ``lexicon_of`` returns it without delay.
+
+    A Lexicon of few entries is left to ``lexicon_of``.
+    """
     if len(entries) > _MANY:
         await asyncio.to_thread(lexicon_of, entries)
 

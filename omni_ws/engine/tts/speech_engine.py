@@ -126,7 +126,11 @@ class SpeechEngine:
 
 
 async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak) -> None:
-    """Have ``speak`` read the input of a request aloud; write a Finished with the usage, unless ``speak`` wrote one."""
+    """Have ``speak`` read the input of a request aloud; write a Finished with the usage, unless ``speak`` wrote one.
+
+    Raises UnsupportedParameter if the request does not ask for audio, EmptyInput if there is no text, and the errors of
+    ``speak``.
+    """
     if OutputModality.AUDIO not in request.modalities:
         raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
     read, answer = WordCounter(), AnswerText(request.sampling)
@@ -207,10 +211,10 @@ async def clause_by_clause(
     If there are rules for the voice's ``language`` (``spoken.languages``), numbers are put into words. Words in the
     request's lexicon are replaced for any voice. The word times from ``speak`` count from the beginning of a clause,
     and are converted to times from the beginning of the audio. ``tells_words``: the voice reports words; otherwise the
-    outputs have ``text_end``. ``latin_only``: the voice reads only Latin letters, and other text raises InvalidValue.
-    ``slow``: the voice is slow, so the first clause is as short as possible, even if the text is complete. For a fast
-    voice, the first clause of English text that arrives slowly from a model may be a Phrase, which is spoken with the
-    tone and the short pause of an unfinished sentence.
+    outputs have ``text_end``. ``latin_only``: the voice reads only Latin letters; other text raises InvalidValue or,
+    with ``skip_unreadable``, is skipped. ``slow``: the voice is slow, so the first clause is as short as possible, even
+    if the text is complete. For a fast voice, the first clause of English text that arrives slowly from a model may be
+    a Phrase, which is spoken with the tone and the short pause of an unfinished sentence.
     """
     await load_rules(language)
     reads_numbers = not request.options.spoken_form and has_rules(language)

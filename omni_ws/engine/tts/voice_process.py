@@ -243,7 +243,8 @@ class VoiceProcess:
     async def start(self) -> None:
         """Find a synthesiser and start its worker. Idempotent.
 
-        Raises EngineFailed if there is none and ``choice`` is not AUTO.
+        Raises EngineFailed if there is no synthesiser and ``choice`` is not AUTO, if the worker does not start, or if
+        the synthesiser is too slow or lacks the ``default_voice``. If ``choice`` is NONE, nothing is started.
         """
         async with self._starting:
             if self._keeper is None:
@@ -331,7 +332,8 @@ class VoiceProcess:
         """Yield the audio of one clause; the times of words count from its beginning.
 
         ``speed`` is relative to the voice's own. Closing the generator cancels the job, whether it waits or is being
-        spoken. Raises EngineFailed if there is no voice, or the worker dies while it speaks this text.
+        spoken. Raises InvalidValue for an unknown ``voice``, and EngineFailed if there is no voice, or if the worker
+        dies or fails while it speaks this text.
         """
         if self._keeper is None:
             raise EngineFailed("there is no voice")
@@ -349,7 +351,10 @@ class VoiceProcess:
                 yield spoken
 
     async def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
-        """Return the words of ``text`` as ``voice``, one of espeak-ng's, speaks them. Raises the errors of ``say``."""
+        """Return the words of ``text`` as ``voice``, one of espeak-ng's, speaks them.
+
+        Starts the worker if needed. Raises the errors of ``start`` and of ``say``.
+        """
         await self.start()
         job = _Job(Pronounce(self._new_number(), self.check(voice), text))
         async with aclosing(self._outputs(job)) as outputs:
