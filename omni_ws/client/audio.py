@@ -146,7 +146,10 @@ class PlaybackBuffer:
             self._ended = True
 
     def clear(self) -> None:
-        """Drop all buffered audio, when the user has interrupted the answer (barge-in)."""
+        """Drop all buffered audio, when the user has interrupted the answer (barge-in).
+
+        ``played_bytes`` counts from 0 again.
+        """
         with self._lock:
             self._chunks.clear()
             self._buffered = self.played_bytes = 0

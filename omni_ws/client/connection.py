@@ -55,7 +55,8 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 def websocket_url(url: str) -> str:
     """Complete a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
 
-    Raises InvalidValue if it is not a WebSocket URL.
+    ``https`` becomes ``wss``, and a URL without a scheme is one of ``ws``. Raises InvalidValue if it is not a WebSocket
+    URL.
     """
     refusal = InvalidValue(f"not a WebSocket URL: {url}", param="url")
     try:
@@ -82,7 +83,8 @@ class Routes:
     """The routes to one server, or to replicas that share a store, and which of the routes failed.
 
     Host names are resolved anew for each connection, so that a client finds new addresses. A route that failed is tried
-    after all others until it works again: a process that is stopped still accepts connections but never answers.
+    after all others until it works again: a process that is stopped still accepts connections but never answers. Raises
+    InvalidValue if there is no URL.
     """
 
     def __init__(self, urls: str | Sequence[str]) -> None:
@@ -221,8 +223,8 @@ async def resume_session(
     """Resume a session after the output ``last_output``.
 
     ``resumable`` is False if the server said that its store lacks the current state of the session, so that only the
-    same server can resume it. If that server can no longer replay the missed outputs, a fresh session is opened
-    instead, which gets ``config``. ``handshake_timeout`` is as for ``open_session``. Raises what that raises, and
+    same server can resume it. If the server can no longer replay the missed outputs, a fresh session is opened instead,
+    which gets ``config``. ``handshake_timeout`` is as for ``open_session``. Raises what that raises, and
     SessionNotFound if the session has ended.
     """
     known = {"session_id": session_id, "resume_token": resume_token, "last_output": last_output}
@@ -493,7 +495,7 @@ _BY_STATUS: Final = {
 
 
 def is_retryable(error: OmniError) -> bool:
-    """Return whether a later attempt may succeed."""
+    """Whether a later attempt may succeed."""
     return error.retryable if isinstance(error, ServerError) else error.wire.retryable
 
 

@@ -343,7 +343,7 @@ def speech_event(
 def output_event(frame: OutputChunkFrame) -> Event | None:
     """Convert an ``output_chunk``; return None if its modality is unknown to this version.
 
-    Raises InvalidFrame if a required field is missing.
+    Raises InvalidFrame if a required field is missing, or the finish reason is unknown.
     """
     number = frame.sequence_id
     if frame.final is True:
@@ -570,7 +570,9 @@ class AnswerBuilder:
 class AnswerCollector:
     """Assembles the answers of a session, each from the events of its own request.
 
-    Things that the server says unasked between the answers, while a tool works or after a long silence, are left out.
+    Things that the server says unasked between the answers, while a tool works or after a long silence, are left out. A
+    late transcript is added to its answer, unless that was taken. Of more than MAX_ANSWERS_KEPT answers, the oldest are
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -583,7 +585,10 @@ class AnswerCollector:
         self._whole: deque[Answer] = deque()
 
     def add(self, event: Event) -> None:
-        """Add an event. Events that are not part of an answer are ignored."""
+        """Add an event. Events that are not part of an answer are ignored.
+
+        An error that ends a request without a Final makes an answer without ``finish_reason``.
+        """
         match event:
             case Reconnected():
                 self._building.clear()

@@ -205,7 +205,11 @@ class OutgoingInput:
     # sending
 
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
-        """Return the chunk with its number; None if its request has ended, so that the chunk must not be sent."""
+        """Number a chunk of the open request, or of a new request if none is open; return the numbered chunk.
+
+        Returns None if the request has ended, so that the chunk must not be sent. If the server detects turns, audio
+        outside an open request belongs to none.
+        """
         request = self.receiving
         self.last_ref = None
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
@@ -382,7 +386,7 @@ class OutgoingInput:
         """Remove and return the request that has ended.
 
         If a request never started, its id is not known here. If the server also gives no names, it must be the first
-        request without an id: answers arrive in order.
+        request without an id: answers arrive in order. Returns None for a request that the server opened itself.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
         if request_id in self._opened_by_server:

@@ -625,7 +625,8 @@ async def connect(
 ) -> AsyncIterator[ClientSession]:
     """Open a session, which is closed at the end of the block.
 
-    Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
+    Raises ConnectionFailed if no server answers, InvalidValue for an invalid URL, and the error of the server if it
+    refuses the session or ``config``.
 
     With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). Where servers
     share a store, this may be with another server: ``url`` may be several URLs, and a host name may have several
@@ -782,13 +783,14 @@ class ClientSession:
     async def send_chunk(self, chunk: InputChunk) -> int:
         """Number and send a chunk of any modality; return its sequence number.
 
-        Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped.
-        A large chunk of audio, text or a video file is sent in pieces, all with its timestamp; the number is that of
-        the last.
+        Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped. A
+        large chunk of audio, text or a video file is sent in pieces, all with its timestamp; the number is that of the
+        last.
 
         Waits for the send buffer, the window and, for a limited time, credit. If it is cancelled while it waits,
         nothing was sent, or only the first pieces. Raises PayloadTooLarge if a picture or the result of a tool exceeds
-        the server's limit, and the error that ended the session if it has ended.
+        the server's limit, ValueError for a negative timestamp or a ``ref`` that is too long or empty, and the error
+        that ended the session if it has ended.
         """
         number, _ = await self._send(chunk)
         return number
@@ -830,7 +832,8 @@ class ClientSession:
         """Cancel the request with this id or name, and end its input. Its Final still arrives.
 
         With neither, it cancels the running and the open request. While a microphone is open, that includes speech that
-        has just begun: pass an id or a name. A name also works before the request has an id.
+        has just begun: pass an id or a name. A name also works before the request has an id; if no unfinished request
+        has it, nothing happens.
         """
         self._link.check_open()
         if ref is not None:
@@ -866,7 +869,7 @@ class ClientSession:
         return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
-        """Acknowledge all output received so far.
+        """Acknowledge all output received so far. Does nothing before the first output.
 
         ``played_ms`` reports how much of the answer to ``request_id`` has been played: by it the server paces audio and
         computes what was heard before a barge-in. Without ``request_id`` the report is about the answer that, by the
@@ -921,8 +924,8 @@ class ClientSession:
 
         Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
         later calls. Things that the server says unasked between the answers are skipped, except a greeting. Transcripts
-        that arrive after the Final (``late``) are not in the answer. If the call is cancelled, it cancels only its own
-        request, and drops the events that still arrive for that request.
+        that arrive after the Final (``late``) are in the answer only if it was kept for a later call meanwhile. If the
+        call is cancelled, it cancels only its own request, and drops the events that still arrive for that request.
         """
         request = self._link.outgoing.waiting(ref)
         try:
