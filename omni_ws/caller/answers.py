@@ -29,7 +29,7 @@ class TimedAnswer(AnswerBuilder):
     """The answer to one request, with the times of its parts in the unit of the caller's clock.
 
     ``asked_at`` is the time from which latencies count. Without ``keeps_audio`` the audio itself is not kept, only its
-    times.
+    times. Late transcripts are added to the answer.
     """
 
     def __init__(self, request_id: str = "", *, keeps_audio: bool = True) -> None:

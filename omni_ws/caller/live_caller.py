@@ -565,8 +565,9 @@ class LiveCaller:
     """A conversation, as an asynchronous context: it connects, configures, and sends silence until ``say`` is called.
 
     ``slower``: the factor by which its clock runs slower than real time. ``noise`` is the noise of the room. ``loss``
-    is the share of the microphone's ticks that are lost on their way; equal ``seed``s lose the same ones. Everything is
-    kept in ``recorded``, if given. Raises SettingsRefused if the server refuses the settings.
+    is the share of the microphone's ticks that are sent as silence, as if lost on their way; equal ``seed``s lose the
+    same ones. Everything is kept in ``recorded``, if given. Entering the context raises SettingsRefused if the server
+    refuses the settings or closes the connection, and TimeoutError if it does not answer.
     """
 
     def __init__(
@@ -716,14 +717,20 @@ class LiveCaller:
         await self._send(self.wire.result(self._number, call_id, text), chunks=1)
 
     async def cancel(self) -> None:
-        """Stop the answer, as with a stop button: stop playback, and send a cancel."""
+        """Stop the answer, as with a stop button: stop playback, and send a cancel.
+
+        Over the Realtime API, the cancel is only sent while a response is in progress.
+        """
         self.speaker.stop()
         self.speaker.duck(False)
         if self.wire.reports or self.reader.running is not None:
             await self._send([self.wire.cancel])
 
     async def until(self, is_so: Callable[[], bool], ms: float) -> bool:
-        """Wait until ``is_so()`` is true, for ``ms`` at most; return whether it is. Tested at every tick."""
+        """Wait until ``is_so()``, which is tested at every tick, is true; return whether it is.
+
+        Waits for ``ms`` at most, and only while the session is open.
+        """
         last = self.now + int(ms / PIECE_MS)
         while not is_so():
             if self.now >= last or self.closed is not None:

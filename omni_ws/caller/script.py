@@ -47,14 +47,14 @@ from omni_ws.wire.recording import (
 
 
 def count(text: str) -> int:
-    """Parse an integer above 0."""
+    """Parse an integer above 0. Raises ArgumentTypeError."""
     if not text.isdecimal() or (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return number
 
 
 def above_zero(text: str) -> float:
-    """Parse a finite number above 0."""
+    """Parse a finite number above 0. Raises ValueError or ArgumentTypeError."""
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be a number above 0")
@@ -62,7 +62,7 @@ def above_zero(text: str) -> float:
 
 
 def certificates(path: str) -> ssl.SSLContext:
-    """Read the certificates to trust for ``wss`` from a file."""
+    """Read the certificates to trust for ``wss`` from a file. Raises ArgumentTypeError."""
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # includes SSLError, for a file without certificates
@@ -96,7 +96,7 @@ class Target:
     def parse(cls, url: str, *, api_key: str | None = None) -> Self:
         """Parse an address with the scheme ws, wss, http or https, a host, and an optional port.
 
-        Raises ValueError.
+        Raises ValueError for any other text. The only path that is accepted is that of the native WebSocket.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.hostname:
@@ -119,7 +119,7 @@ class Target:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context; None for a plain connection."""
+        """The TLS context; None for a plain connection."""
         return ssl.create_default_context() if self.secure else None
 
     def websocket(self, target: str, subprotocol: str | None = None) -> connect:
