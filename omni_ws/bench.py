@@ -270,7 +270,10 @@ class SpokenQuestion:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """Yield the pieces to send: the recording; for an open microphone, with silence before it and after it."""
+        """The pieces to send: the recording.
+
+        For an open microphone, silence precedes it, and follows it without end.
+        """
         recording = pieces(self.audio, piece_ms=PIECE_MS)
         if not self.is_open:
             return recording
@@ -511,7 +514,7 @@ class Tally:
         self.refusals.setdefault(code, message)
 
     def fail(self, watch: AnswerWatch, code: str, now: float) -> None:
-        """Count a turn that failed."""
+        """Count a turn that failed with the error ``code``."""
         self.partial_answers += watch.partial_answers
         self.failed[code] += 1
         self.last_at = now

@@ -61,7 +61,10 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage."""
+    """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage, 130 after ^C.
+
+    Raises SystemExit for ``--help`` and ``--version``, and for an unknown command.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_FLAGS):
         arguments = [*_BY_DEFAULT, *arguments]
@@ -195,7 +198,7 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
 def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
     """Run ``serve`` and return its exit status; print the error if the server fails to start.
 
-    Raises ConfigurationError.
+    The status is FAILURE then, and INTERRUPTED after ^C. Raises ConfigurationError.
     """
     try:
         return serve()

@@ -261,7 +261,10 @@ class FoundServer:
 
 
 async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple[FoundServer, ...]:
-    """Return the servers on loopback that serve a chat model, as found within ``timeout`` seconds (LOOK_SEC)."""
+    """Return the servers on loopback that serve a chat model, as found within ``timeout`` seconds (LOOK_SEC).
+
+    The port of this server, ``own_port``, is left out.
+    """
     end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
     # Whose they are is looked up meanwhile: a server that does not answer uses up the time-out.
@@ -500,7 +503,7 @@ def remote_engine(config: ServerConfig) -> Engine:
 def composed_engine(config: ServerConfig) -> Engine:
     """Create an engine from an LLM, an ASR and a TTS: the configured or embedded ones, or vLLM's model as the LLM.
 
-    Of the vLLM engine, ASR and TTS are used only where the model itself does not hear or speak.
+    Beside vLLM's model, ASR and TTS are used only where the model itself does not hear or speak.
     """
     from omni_ws.engine.composed.engine import ComposedEngine
 

@@ -400,9 +400,10 @@ class EngineFailed(EngineError):
         self.error_id = error_id
 
     def set_part(self, part: str, engine: str, *, fatal: bool) -> None:
-        """Set the part that failed, ``asr``, ``llm`` or ``tts``, unless it is set; ``engine`` is its engine's name.
+        """Set the part that failed, ``asr``, ``llm`` or ``tts``, unless it is set.
 
-        Without ``fatal``, the error is no longer fatal.
+        The message then begins with the part and ``engine``, its engine's name. Without ``fatal``, the error is no
+        longer fatal.
         """
         if self.param is None:
             self.param = part
@@ -447,7 +448,7 @@ def websocket_close_code(error: OmniError) -> int | None:
 
 
 def ends_session(error: OmniError) -> bool:
-    """Return whether a WebSocket session ends if one of its requests fails with this error.
+    """Whether a WebSocket session ends if one of its requests fails with this error.
 
     A request that finds no capacity fails without ending its session: only a session that cannot be opened at all is
     closed as busy. A request whose input is too large as a whole does not end the session, either.

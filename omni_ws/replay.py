@@ -84,7 +84,8 @@ async def answered(
 ) -> TimedAnswer:
     """Return the answer of the server at ``target`` or, with ``serve``, of a server started with these arguments.
 
-    ``patience`` is the longest silence of the server in seconds. Raises ForkFailed, NoServer and OSError.
+    The sound is sent at ``speed`` times the pace of speech. ``patience`` is the longest silence of the server in
+    seconds. Raises ForkFailed, NoServer and OSError.
     """
     if serve is None:
         return await _ask(point, target, speed=speed, patience=patience)
@@ -219,7 +220,10 @@ def _sound_ms(sound: bytes) -> float:
 
 
 def save(point: ForkPoint, answer: TimedAnswer, folder: Path, *, number: int) -> None:
-    """Write the sound of both answers to ``folder`` as ``turn-N-recorded.wav`` and ``turn-N-now.wav``."""
+    """Write the sound of both answers to ``folder`` as ``turn-N-recorded.wav`` and ``turn-N-now.wav``.
+
+    The folder is made if needed. Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, sound in (("recorded", point.answer), ("now", answer.sound)):
         write_wav(folder / f"turn-{number}-{name}.wav", Pcm16(sound, ANSWER_RATE))
@@ -241,7 +245,11 @@ _NOT_REPLAYED: Final = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command; return 0 if all answers are the same, 1 if not, 2 for a bad recording or command line."""
+    """Run the command; return 0 if all answers are the same, 1 if not, 2 for a bad recording or command line.
+
+    With ``--from-turn``, return 0 if there is a new answer, 1 if not. After ^C, return 130. Raises SystemExit for
+    ``--help`` and for options that cannot be parsed.
+    """
     options = _parser().parse_args(arguments)
     if options.from_turn is not None:
         return _fork(options, environ)
@@ -279,7 +287,10 @@ async def replay(
     patience: float = PATIENCE_SEC,
     copies: int = 1,
 ) -> list[Result]:
-    """Replay all recordings concurrently, each ``copies`` times."""
+    """Replay all recordings concurrently, each ``copies`` times; return a Result for each.
+
+    If a recording cannot be replayed, ``now`` of its Result is None.
+    """
     return await asyncio.gather(
         *(
             _one(recording, copy, target, comparison, speed=speed, patience=patience)
@@ -513,7 +524,10 @@ class Comparison(StrEnum):
 
 
 def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str]:
-    """Describe the differences between the answers of two sessions; empty if they are the same."""
+    """Describe the differences between the answers of two sessions; empty if they are the same.
+
+    ``comparison`` sets what is compared; with NONE the result is empty.
+    """
     if comparison is Comparison.NONE:
         return []
     found: list[str] = []

