@@ -289,7 +289,7 @@ async def replay(
 ) -> list[Result]:
     """Replay all recordings concurrently, each ``copies`` times; return a Result for each.
 
-    If a recording cannot be replayed, ``now`` of its Result is None.
+    ``speed`` and ``patience`` are those of Timetable. If a recording cannot be replayed, ``now`` of its Result is None.
     """
     return await asyncio.gather(
         *(

@@ -197,7 +197,10 @@ class Loudspeaker:
 
     @property
     def position(self) -> tuple[str, float] | None:
-        """The answer that plays, or was played last, and the position reached in it, in milliseconds."""
+        """The answer that plays, or was played last, and the position reached in it, in milliseconds.
+
+        None before the first sound.
+        """
         return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / SPEAKER_RATE)
 
     # What it recorded

@@ -285,8 +285,8 @@ def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> A
 class WebSocketCall:
     """Plays the script of one session to a server.
 
-    ``run`` returns the answers. It raises OSError if the server cannot be reached. ``sent`` has the times of the
-    messages, in milliseconds of the same clock as the answers.
+    ``run`` returns the answers; ``speed`` and ``patience`` are those of its Timetable. It raises OSError if the server
+    cannot be reached. ``sent`` has the times of the messages, in milliseconds of the same clock as the answers.
     """
 
     def __init__(
@@ -506,7 +506,8 @@ class Exchange:
 class HttpCall:
     """Plays the script of one request, or of one Mode B session (``is_session``), to a server.
 
-    ``run`` returns the answers. It raises OSError if the server cannot be reached.
+    ``run`` returns the answers; ``speed`` and ``patience`` are those of its Timetable. It raises OSError if the server
+    cannot be reached.
     """
 
     def __init__(

@@ -231,7 +231,7 @@ class ErrorEvent:
 
     @property
     def ref(self) -> str | None:
-        """The name of the request, or of the refused chunk's request."""
+        """The name of the request, or of the refused chunk's request; None if there is none."""
         return self.error.ref
 
 

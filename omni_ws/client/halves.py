@@ -368,7 +368,7 @@ class OutgoingInput:
         self._opened_by_server.add(request_id)
 
     def find(self, request_id: str) -> OutgoingRequest | None:
-        """Return the unfinished request with this id."""
+        """Return the unfinished request with this id; None if there is none."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     def waiting(self, ref: str | None) -> OutgoingRequest | None:
@@ -376,7 +376,7 @@ class OutgoingInput:
         return next((request for request in self.requests if ref is None or request.ref == ref), None)
 
     def ref_of(self, sequence_id: int | None) -> str | None:
-        """Return the name of the unfinished request to which a chunk belongs."""
+        """Return the name of the unfinished request to which a chunk belongs; None if there is none."""
         if sequence_id is None:
             return None
         spans = (one for one in self.requests if one.first_sequence_id <= sequence_id <= one.last_sequence_id)

@@ -628,10 +628,11 @@ async def connect(
     Raises ConnectionFailed if no server answers, InvalidValue for an invalid URL, and the error of the server if it
     refuses the session or ``config``.
 
-    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). Where servers
-    share a store, this may be with another server: ``url`` may be several URLs, and a host name may have several
-    addresses or get a new one. If the session has ended, or the server does not resume sessions, a fresh one gets the
-    configuration and all unfinished requests, whole and numbered from 0 (:class:`Reconnected`).
+    ``binary``, ``ssl`` and ``open_timeout`` are as in Endpoint. With ``reconnect`` a session whose connection is lost
+    is resumed over another one (:class:`Resumed`). Where servers share a store, this may be with another server:
+    ``url`` may be several URLs, and a host name may have several addresses or get a new one. If the session has ended,
+    or the server does not resume sessions, a fresh one gets the configuration and all unfinished requests, whole and
+    numbered from 0 (:class:`Reconnected`).
 
     A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
     ``answer``, or from the events. A fresh session does not repeat a greeting that has ended.
@@ -739,7 +740,8 @@ class ClientSession:
         """Send audio in the format of ``input_audio``; return its sequence number.
 
         Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last piece. ``end``
-        ends the input of the request. ``ref`` is your name for the request that the chunk opens, of 1 to 64 characters.
+        ends the input of the request. ``timestamp_ms`` is the time of recording, on any clock of the client. ``ref`` is
+        your name for the request that the chunk opens, of 1 to 64 characters.
 
         With ``turn_detection`` configured, audio opens no request: the server opens one when it detects speech. Such
         audio is not sent again after a Reconnected.
@@ -775,7 +777,10 @@ class ClientSession:
         timestamp_ms: int | None = None,
         ref: str | None = None,
     ) -> int:
-        """Send one image. ``format`` is its MIME type; with None the server detects it. ``ref``: see ``send_text``."""
+        """Send one image. ``format`` is its MIME type; with None the server detects it.
+
+        The other arguments are as for ``send_audio``.
+        """
         return await self.send_chunk(
             InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
         )
@@ -922,10 +927,11 @@ class ClientSession:
     async def answer(self, ref: str | None = None) -> Answer:
         """Return the answer to the request of this name or, without ``ref``, the next answer.
 
-        Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
-        later calls. Things that the server says unasked between the answers are skipped, except a greeting. Transcripts
-        that arrive after the Final (``late``) are in the answer only if it was kept for a later call meanwhile. If the
-        call is cancelled, it cancels only its own request, and drops the events that still arrive for that request.
+        Raises the error with which the request, or the session, ended. Answers to other requests that arrive meanwhile
+        are kept for later calls. Things that the server says unasked between the answers are skipped, except a
+        greeting. Transcripts that arrive after the Final (``late``) are in the answer only if it was kept for a later
+        call meanwhile. If the call is cancelled, it cancels only its own request, and drops the events that still
+        arrive for that request.
         """
         request = self._link.outgoing.waiting(ref)
         try:

@@ -341,8 +341,9 @@ class Listener:
 class Transcript:
     """A transcription of an utterance of ``length`` samples; the constructor starts it.
 
-    ``guessed`` is called once, on the event loop, as soon as the text of the result is known; the times of the words
-    may still be missing. It is not called if the text is empty or the transcription was withdrawn.
+    ``waited_for`` is as for ``Transcriber.transcribe``. ``guessed`` is called once, on the event loop, as soon as the
+    text of the result is known; the times of the words may still be missing. It is not called if the text is empty or
+    the transcription was withdrawn.
     """
 
     def __init__(

@@ -394,7 +394,10 @@ class AheadLoad:
         return self._alone is not None and self._beside is not None and self._beside <= STRIDE * self._alone
 
     def begin(self, *, ahead: bool) -> AnswerUnderWay:
-        """Note that the LLM begins an answer whose input is complete; return its measurement."""
+        """Note that the LLM begins an answer whose input is complete; return its measurement.
+
+        ``ahead``: the answer is begun before the turn has ended.
+        """
         beside = self.active > 0
         if ahead:
             self._ahead += 1

@@ -289,7 +289,10 @@ class Encyclopedia(msgspec.Struct, frozen=True):
     people: dict[str, int] = {}
 
     def find(self, name: str, *, person: bool = False) -> Article | None:
-        """Return the article with this name, or with its singular or plural; with ``person``, persons come first."""
+        """Return the article with this name, or with its singular or plural; None if there is none.
+
+        With ``person``, persons come first.
+        """
         name = _bare(name)
         for one in (name, f"{name}s", *_singulars(name)):
             place = self.people.get(one) if person else None

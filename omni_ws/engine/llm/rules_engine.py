@@ -445,8 +445,8 @@ def exact_answer(
 
     Greetings and the like (``Intent.light``) may be among the requests, and get no answer. Keys and misspelled phrases,
     which are guesses, do not count, except keys of ``first`` intents. ``of_itself``: whether the rules may answer
-    questions about the assistant itself; instructions may describe it otherwise. Facts are looked up in
-    ``encyclopedia``.
+    questions about the assistant itself; instructions may describe it otherwise. ``seed`` and ``encyclopedia`` are as
+    for ``answer``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:

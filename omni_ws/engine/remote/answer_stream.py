@@ -54,9 +54,10 @@ _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 class ChatAnswer:
     """A converter of the events of one chat completion to outputs.
 
-    ``done`` is set by ``[DONE]``, or at the end of a stream that had a finish reason. If a server sends both
-    ``content`` and the transcript of its audio, whichever comes first is used, since the text is the same. The model's
-    reasoning becomes ThoughtOutputs.
+    ``choices`` is the number of answers, ``sample_rate`` the rate of raw audio in Hz; with ``log_content``, the log may
+    quote the upstream's errors. ``done`` is set by ``[DONE]``, or at the end of a stream that had a finish reason. If a
+    server sends both ``content`` and the transcript of its audio, whichever comes first is used, since the text is the
+    same. The model's reasoning becomes ThoughtOutputs.
     """
 
     def __init__(self, *, sample_rate: int, choices: int = 1, log_content: bool = False) -> None:

@@ -591,7 +591,7 @@ class UpstreamAudio:
         self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """Add a piece of base64, padded or not, and return the audio that is complete. Raises EngineFailed."""
+        """Add a piece of base64, padded or not; otherwise as ``feed``."""
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]

@@ -666,7 +666,10 @@ class Upstream:
 
 
 class UpstreamAnswer:
-    """A response whose body is still arriving; ``aclose`` drops the connection if the body is incomplete."""
+    """A response whose body is still arriving; ``aclose`` drops the connection if the body is incomplete.
+
+    ``deadline``, on the event loop's clock, is for the first output; ``idle`` is the time-out after it, in seconds.
+    """
 
     def __init__(self, response: httpx.Response, server: Upstream, *, deadline: float, idle: float) -> None:
         self.server = server

@@ -277,8 +277,8 @@ async def _spoken_phrase(
 class SpokenClauses(ClauseSplitter):
     """A ClauseSplitter for the spoken form of a text, which SpeakableText makes of literal text.
 
-    ``written`` converts positions and words of the spoken form back to the written text. ``limits`` are arguments of
-    ClauseSplitter.
+    With ``reads_numbers`` False, only words of the lexicon are replaced. ``written`` converts positions and words of
+    the spoken form back to the written text. ``limits`` are arguments of ClauseSplitter.
     """
 
     def __init__(self, language: str, lexicon: Mapping[str, str], *, reads_numbers: bool = True, **limits: int) -> None:
