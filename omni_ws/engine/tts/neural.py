@@ -368,7 +368,7 @@ def _cut(words: Sequence[_Word]) -> Iterator[Sequence[_Word]]:
     """Yield ``words`` in pieces that the network can speak, cut at pauses if possible."""
     begin, pause, length = 0, 0, 0
     for place, word in enumerate(words):
-        if length + len(word.ids) > MAX_PHONEMES and place > begin:
+        while length + len(word.ids) > MAX_PHONEMES and place > begin:  # the last pause may have been too early
             end = pause if pause > begin else place
             yield words[begin:end]
             begin, length = end, sum(len(before.ids) + 1 for before in words[end:place])

@@ -14,6 +14,7 @@ pytest.importorskip("hibari")
 
 from omni_ws.engine.tts.neural import (
     MAX_PHONEMES,
+    Alphabet,
     HibariReader,
     ReadPiece,
 )
@@ -78,6 +79,14 @@ def test_long_texts_are_cut_at_pauses_else_between_words(reader: HibariReader) -
             places = [place for word in piece.words for place in (word.first, word.last)]
             assert places == sorted(places)
             assert 1 <= places[0] <= places[-1] < len(piece.ids) - 1
+
+
+def test_a_long_text_behind_an_early_pause_is_cut_again() -> None:
+    alphabet = Alphabet()
+    words = [alphabet.word("Oh,", "O,"), *(alphabet.word(f"w{n}", "b" * 30) for n in range(6))]
+    pieces = list(alphabet.pieces([*words, alphabet.word("last", "b" * 48)]))
+    assert all(len(piece.ids) <= MAX_PHONEMES + 3 for piece in pieces)
+    assert [[word.text for word in piece.words] for piece in pieces] == [["Oh"], [f"w{n}" for n in range(6)], ["last"]]
 
 
 def test_long_words_and_numbers_are_read_to_their_ends(reader: HibariReader) -> None:
