@@ -117,14 +117,13 @@ class Child:
             self._process.kill()
 
     async def wait(self) -> int:
-        """Wait for the end of the process; return its exit status, or minus the signal that ended it."""
+        """Wait for the end of the process; return its exit status, or minus the number of the signal that ended it."""
         return await self._process.wait()
 
     async def end(self) -> int:
         """Close the input of the process, and kill the process if it does not end within STOP_SEC. Idempotent.
 
-        Returns the exit status, or minus the signal that ended the process. If the call is cancelled, it kills the
-        process immediately.
+        Returns what ``wait`` returns. If the call is cancelled, it kills the process immediately.
         """
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -204,7 +204,7 @@ class Asked:
 
     @cached_property
     def asks(self) -> tuple[str, ...]:
-        """The results of ``requests`` for the plain words, with fewer and fewer courtesies; () for a long sentence."""
+        """The results of ``requests`` for the plain words; () for a long sentence."""
         is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
         return tuple(requests(self.words)) if is_short else ()
 

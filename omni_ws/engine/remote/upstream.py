@@ -329,7 +329,7 @@ class OnUpstreams:
         return self.pool.describe(self._says)
 
     async def start(self) -> None:
-        """Wait until an upstream can be used. Idempotent."""
+        """Wait until an upstream can be used. Idempotent. Raises EngineFailed if none can."""
         await self.pool.start()
         self.model = self.pool.model or self.model
 
