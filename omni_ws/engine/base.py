@@ -588,7 +588,10 @@ class Component(Protocol):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What the engine can do. Final once ``start`` has returned."""
+        """What the engine can do.
+
+        Final once ``start`` has returned, except with an LLM that may be replaced (GrowingLlm).
+        """
         ...
 
     @property

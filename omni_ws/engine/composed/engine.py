@@ -417,7 +417,7 @@ class ComposedEngine:
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of the parts, by role."""
+        """The states of the parts, by role. An optional ASR that did not start is UNHEALTHY."""
         llm = self._llm
         answers = llm.engine if isinstance(llm, GrowingLlm) else llm
         states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: answers.state}
