@@ -256,7 +256,7 @@ class _Echo:
                 if reply is None:  # cut to the limit, also once that is reached
                     yield self._text(text)
         async for audio in self._flush_audio():
-            if reply is None:
+            if reply is None and self.answer.reached is None:
                 yield audio
         if reply is not None:
             yield self._text(reply)

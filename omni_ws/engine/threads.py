@@ -46,7 +46,7 @@ def cores() -> int:
     to whole cores: more threads would stall one another.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
+    return max(1, int(min(allowed, _quota())) // _processes)
 
 
 def free_cores() -> int:
@@ -61,27 +61,35 @@ def free_cores() -> int:
     return max(1, round(cores() * (1 - busy)))
 
 
-def _quota(memberships: Path, cgroups: Path) -> float:
+def _quota() -> float:
     """Return the CPU quota of this process's control groups (version 1 or 2), in cores; infinite without a quota."""
-    try:
-        lines = memberships.read_text("utf-8").splitlines()
-    except OSError:  # no Linux
-        return float("inf")
     quotas = [float("inf")]
+    for version, group in _control_groups():
+        with suppress(OSError, ValueError, ZeroDivisionError):  # no such group, or no quota
+            quotas.append(_quota_of_version_2(group) if version == 2 else _quota_of_version_1(group))
+    return min(quotas)
+
+
+def _control_groups() -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of the control groups that may limit this process, with their parents.
+
+    In a container, a path may be the one outside of the container, and not exist.
+    """
+    try:
+        lines = _MEMBERSHIPS.read_text("utf-8").splitlines()
+    except OSError:  # no Linux
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            root, read = cgroups, _quota_of_version_2
+            version, root = 2, _CGROUPS
         elif "cpu" in controllers.split(","):
-            root, read = cgroups / "cpu", _quota_of_version_1
+            version, root = 1, _CGROUPS / "cpu"
         else:
             continue
-        # The quota of a parent group counts too. In a container the path may be the one outside of it, and not exist.
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            with suppress(OSError, ValueError, ZeroDivisionError):  # no such group, or no quota
-                quotas.append(read(root / group))
-    return min(quotas)
+            yield version, root / group
 
 
 def _quota_of_version_2(group: Path) -> float:
@@ -97,10 +105,10 @@ def _quota_of_version_1(group: Path) -> float:
 def available_memory() -> int | None:
     """Return how many bytes of memory may be used; None if the system does not report it.
 
-    This is the machine's available memory (where only the total is reported, the total), or the limit of the container
-    (cgroup v2) if that is lower.
+    This is the machine's available memory (where only the total is reported, the total), or what the limit of the
+    container (cgroup v2) leaves if that is less.
     """
-    return min((*_free_of_machine(), *_limit_of_group()), default=None)
+    return min((*_free_of_machine(), *_free_of_groups()), default=None)
 
 
 def _free_of_machine() -> Iterator[int]:
@@ -114,10 +122,17 @@ def _free_of_machine() -> Iterator[int]:
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _limit_of_group() -> Iterator[int]:
-    """Yield the memory limit of the container (cgroup v2), in bytes; nothing if there is none."""
-    with suppress(OSError, ValueError):
-        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+def _free_of_groups() -> Iterator[int]:
+    """Yield how many bytes each limit of this process's control groups (version 2) leaves.
+
+    Cached files that the kernel can drop count as free.
+    """
+    for version, group in _control_groups():
+        if version == 2:
+            with suppress(OSError, ValueError, KeyError):  # no such group, or no limit
+                limit, used = (int((group / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+                kinds = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
+                yield max(0, limit - used + int(kinds["inactive_file"]))
 
 
 # Blocking calls run in threads, each kind of work in its own pool. The event loop's default executor is only for name

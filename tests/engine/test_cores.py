@@ -6,7 +6,7 @@ import pytest
 
 from omni_ws.engine import threads
 from omni_ws.engine.llm.gguf_engine import threads_of
-from omni_ws.engine.threads import cores, free_cores
+from omni_ws.engine.threads import available_memory, cores, free_cores
 
 
 class Machine:
@@ -118,3 +118,22 @@ def test_a_system_that_tells_no_load_has_all_cores_free(machine: Machine, monkey
 @pytest.mark.parametrize(("free", "threads"), [(1, 1), (2, 2), (3, 2), (4, 3), (8, 7)])
 def test_a_model_leaves_one_of_three_free_cores(free: int, threads: int) -> None:
     assert threads_of(free) == threads
+
+
+@pytest.mark.parametrize(
+    ("used", "cached", "free"), [(300_000, 0, 700_000), (900_000, 250_000, 350_000), (1_000_000, 0, 0)]
+)
+def test_memory_that_the_limit_of_a_container_leaves(machine: Machine, used: int, cached: int, free: int) -> None:
+    group = {
+        "a/memory.max": "1000000\n",
+        "a/memory.current": f"{used}\n",
+        "a/memory.stat": f"anon 5\ninactive_file {cached}\n",
+    }
+    machine.write("0::/a/b\n", group)
+    assert available_memory() == free
+
+
+def test_memory_without_a_limit(machine: Machine) -> None:
+    machine.write("0::/a\n", {"a/memory.max": "max\n", "a/memory.current": "5\n", "a/memory.stat": ""})
+    free = available_memory()
+    assert free is None or free > 1_000_000

@@ -66,6 +66,13 @@ def chunk(content: str | bytes, modality: Modality | None = None, form: str | No
     return InputChunk(modality or Modality.AUDIO, content, format=form)
 
 
+def compressed() -> InputChunk:
+    pcm = decode_pcm16(TONE)
+    return chunk(
+        encode_file(pcm, source_rate=16_000, target=AudioFormat(AudioEncoding.FLAC, 16_000)), form="audio/flac"
+    )
+
+
 async def echo(
     *chunks: InputChunk, settings: EchoSettings | None = None, **fields: Any
 ) -> tuple[list[EngineOutput], Finished]:
@@ -207,6 +214,8 @@ async def test_limits() -> None:
     assert (text_of(outputs), finished.reason) == ("one ", FinishReason.STOP)
     outputs, finished = await echo(sampling={"max_tokens": 2}, settings=EchoSettings(reply="a b c"))
     assert (text_of(outputs), finished.reason) == ("a b", FinishReason.LENGTH)
+    outputs, _ = await echo(chunk("one two"), compressed(), sampling={"max_tokens": 1})
+    assert [type(output) for output in outputs] == [TextOutput]
 
 
 async def test_input_that_cannot_be_read() -> None:
@@ -281,7 +290,7 @@ async def test_given_up_at_any_output(how: str, content: str | bytes) -> None:
 
 
 async def test_compressed_audio() -> None:
-    flac = encode_file(decode_pcm16(TONE), source_rate=16_000, target=AudioFormat(AudioEncoding.FLAC, 16_000))
+    flac = compressed().payload
     outputs, _ = await echo(chunk(flac[:500], form="audio/flac"), chunk(flac[500:], form="audio/flac"))
     np.testing.assert_allclose(samples_of(outputs), decode_pcm16(TONE), atol=1e-4)
 

@@ -188,7 +188,10 @@ class GgufEngine:
             eight_bits=settings.eight_bits,
             chat_template=template,
         )
-        child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
+        try:
+            child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
+        except OSError as error:
+            raise EngineFailed("llama.cpp does not start") from error
         async with AsyncExitStack() as undo:
             undo.push_async_callback(child.end)
             served = await _loaded(child, order)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import httpx
 import jsonschema
@@ -30,6 +30,7 @@ from omni_ws.client.events import AnswerBuilder
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
+from omni_ws.engine.child import Child
 from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings, RunningModel
@@ -557,6 +558,15 @@ async def test_a_file_that_is_no_model(content: bytes | None, reason: str, tmp_p
 
 async def test_a_folder_is_no_model(tmp_path: Path) -> None:
     assert await refusal(GgufSettings(file=tmp_path, name="model")) == f"{tmp_path} is not a file"
+
+
+async def test_a_system_that_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any, **__: Any) -> Never:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(Child, "start", refuse)
+    with pytest.raises(EngineFailed, match=r"llama\.cpp does not start"):
+        await GgufEngine(settings()).start()
 
 
 async def test_half_a_file(tmp_path: Path) -> None:
