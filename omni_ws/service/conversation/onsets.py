@@ -369,7 +369,7 @@ class SpokenTurns:
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Tell the client that the speech that began last has ended."""
+        """Tell the client that the speech that began last has ended; of an uncertain onset, once it is confirmed."""
         if self.onset is not None:
             self.onset.ends(audio_ms)
             return
@@ -569,9 +569,9 @@ def judged(
     """Return the verdict on speech over an answer. While the speech has not paused, only an INTERRUPTION is reliable.
 
     ``text`` has the words recognised so far: None if nothing is known yet, "" if there are none. ``probability`` is the
-    result of ``backchannel_probability``. ``after_question``: the assistant has just asked something, so that "yeah" is
-    an answer. ``others`` are alternatives that the recogniser finds almost as likely as ``text``. UNSURE is returned
-    only while words are not known.
+    result of ``backchannel_probability``, and ``voiced_ms`` is for how long there was a voice. ``after_question``: the
+    assistant has just asked something, so that "yeah" is an answer. ``others`` are alternatives that the recogniser
+    finds almost as likely as ``text``. UNSURE is returned only while words are not known.
     """
     sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
     if text is not None and _words(text):

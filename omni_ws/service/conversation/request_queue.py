@@ -165,7 +165,7 @@ class RequestQueue:
         return None if self._held is None else self._held.by
 
     def find(self, request_id: str) -> Request | None:
-        """Return the request of this id; None if it has its final."""
+        """Return the request of this id; None if it has its final, or is aside."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     # saved
@@ -183,7 +183,10 @@ class RequestQueue:
         )
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
-        """Take over the state of a saved queue, with ``requests`` made from ``saved.requests``."""
+        """Take over the state of a saved queue, with ``requests`` made from ``saved.requests``.
+
+        Each of ``saved.late`` gets an empty late transcript, which says that recognition failed.
+        """
         self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output, late=saved.late)
         for request in requests:
             self._sequencer.open(request.request_id)
@@ -322,8 +325,8 @@ class RequestQueue:
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         """End a request: write its error, if it has one, and its final, and release the request. Idempotent.
 
-        ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the Finished of the
-        engine.
+        Does nothing for a cut turn. ``reason`` is overridden by the cancellation or the error of the request.
+        ``finished`` is the Finished of the engine.
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
