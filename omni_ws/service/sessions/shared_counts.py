@@ -449,12 +449,15 @@ class WorkerGroup(abc.ABC):
     def destination(self, target: bytes) -> int | None:
         """Return the number of the worker that must serve a request for ``target``; None for this worker.
 
-        0 means any worker but this one.
+        0 stands for any worker but this one.
         """
 
     @abc.abstractmethod
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection to the worker ``serial``: its file descriptor, and the bytes read from it."""
+        """Give an open connection to the worker ``serial``: its file descriptor, and the bytes read from it.
+
+        0 means any worker but this one.
+        """
 
     def owns_file(self, name: str) -> bool:
         """Return whether this worker manages the recording ``name``.
