@@ -74,9 +74,9 @@ class AnswerWriter:
     """The OutputWriter that an engine gets for one request: puts the answer into the outbox, output by output.
 
     An output that need not wait is sent within the engine's own call. An output has to wait while the outbox is full,
-    its audio is not due, a thread encodes audio, or the answer is held; so it does while an earlier answer, which this
-    request interrupts, is held. It is then queued, as are all that follow it, and a task sends them. The writer records
-    in the request what was sent. It does not send the final: the request queue does, as a cancelled answer has its
+    its audio is not due, a thread encodes audio, or an answer is held: this one, or an earlier one that this request
+    interrupts. It is then queued, as are all that follow it, and a task sends them. The writer records in the request
+    what was sent. It does not send the final: the request queue does, as a cancelled answer has its
     final before the engine's call has ended.
     """
 

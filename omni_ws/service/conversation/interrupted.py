@@ -262,7 +262,7 @@ class CutTurns:
     def known(self, request: Request) -> bool:
         """Note that the transcript of a request is complete.
 
-        Return False if nobody waits for the transcript any more.
+        Returns whether anybody still waits for it.
         """
         for turn in self._turns:
             if turn.request is request and not turn.known:

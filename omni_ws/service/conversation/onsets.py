@@ -85,8 +85,9 @@ def sure_words(text: str, language: str | None) -> bool:
 class Onset:
     """One uncertain onset. When it is decided, ``verdict`` is set and ``decide`` is called with this Onset, once.
 
-    ``after_question``: the answer has just asked something. ``holds``: an interruption whose words are not known holds
-    the answer until they are. ``waits`` returns whether LIMIT_SEC must start over instead of ending the wait.
+    ``audio_ms`` is where the sound began, in milliseconds of the session's audio. ``after_question``: the answer has
+    just asked something. ``holds``: an interruption whose words are not known holds the answer until they are.
+    ``waits`` returns whether LIMIT_SEC must start over instead of ending the wait.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Onset:
             self.lulls(SpeechLull(self._voiced_ms, self.clear, audio_ms))
 
     def is_input(self) -> None:
-        """Note that the client has sent other input within the turn, or has ended the input."""
+        """Note that the client has sent other input within the turn, or has ended the input: that interrupts."""
         self.has_words = True
         self._end(Verdict.INTERRUPTION)
 

@@ -213,8 +213,8 @@ class GivenHistory(NamedTuple):
 def check_history(conversation: Conversation, items: Any) -> GivenHistory:
     """Check and return ``history_items``, for ``give_history``.
 
-    Raises InvalidValue unless they are the first input of the session; what ``read_history_items`` raises; and
-    UnsupportedParameter for media, and for tool calls if the engine has no tools.
+    Raises InvalidValue unless they are the first input of the session, and if the summary is too long; what
+    ``read_history_items`` raises; and UnsupportedParameter for media, and for tool calls if the engine has no tools.
     """
     ledger, stream = conversation.ledger, conversation.stream
     if stream.reorder.next_sequence_id or conversation.queue.opened or conversation.given or ledger.history.items:

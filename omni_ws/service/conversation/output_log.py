@@ -69,7 +69,10 @@ class Attachment:
         return False
 
     def output_ready(self) -> None:
-        """Called when a message enters the empty queue. The attachment may take the message within this call."""
+        """Called when a message enters the empty queue, or the gate lets messages pass.
+
+        The attachment may take the messages within this call.
+        """
 
     def output_has_room(self) -> None:
         """Called when the log was full and has room again."""
@@ -859,9 +862,9 @@ class _SavedFinal(Struct, kw_only=True, omit_defaults=True):
 class SavedMessage(Struct, omit_defaults=True):
     """A message of the server in a form that can be written to bytes.
 
-    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error if the
-    message is one; otherwise one entry for each of its ``warnings``, in order, None for a warning that is in
-    ``warnings`` itself.
+    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. If the message is an error, or a
+    RequestWarning, ``errors`` has that error. For a final it has one entry for each warning, in order: an error, or
+    None for an AnswerWarning, which is the next in ``warnings``.
     """
 
     kind: str

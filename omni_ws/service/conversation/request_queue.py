@@ -137,7 +137,7 @@ class RequestQueue:
 
     @property
     def current(self) -> Request | None:
-        """The request that is being answered."""
+        """The request that is being answered; None if none is."""
         return next((request for request in self.requests if request.answering), None)
 
     @property
@@ -362,7 +362,7 @@ class RequestQueue:
         self._wake.set()
 
     def refuse(self, request: Request, error: OmniError) -> None:
-        """End a request immediately with an error of its input."""
+        """End a request immediately with ``error``, and its answer, if that has begun."""
         request.fail(error)
         self.end(request, FinishReason.ERROR)
         if (answer := self._answers.get(request)) is not None:

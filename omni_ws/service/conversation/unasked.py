@@ -261,9 +261,9 @@ def phrases() -> dict[str, _Phrases]:
 class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
-    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, the first filler is said
-    ``first_sec`` after the call, unless the model said something itself; each further one NEXT_FILLER_SEC after
-    anybody last spoke. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
+    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, a filler is said after a silence
+    of NEXT_FILLER_SEC; after one of ``first_sec`` if nothing has been said since the call, not even with it. With
+    ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
@@ -401,7 +401,7 @@ class Murmurs:
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
         """Say a murmur in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time for one.
 
-        Checks that only after the listener has applied the rest of its audio, in which the speaker may go on.
+        This is decided once the listener has applied the rest of its audio, in which the speaker may go on.
         """
         asyncio.get_running_loop().call_soon(self._look, turn_id, began_ms, audio_ms)
 
