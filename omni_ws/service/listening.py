@@ -169,7 +169,7 @@ class ListeningSettings:
     """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
 
     ``echo``: the echo of what the client plays is removed from its audio. ``noise``: the suppression of noise in the
-    detector's input; requests get the noise.
+    detector's input; the audio of requests keeps its noise.
     """
 
     turns: TurnDetectionConfig | None

@@ -573,7 +573,7 @@ class McpCall:
 
     @property
     def result(self) -> str:
-        """The result as the model sees it."""
+        """The result as the model sees it; a failure is a JSON object with its message as ``error``."""
         if self.failure is not None:
             return msgspec.json.encode({"error": self.failure.message}).decode()
         return self.output or ""
@@ -811,7 +811,7 @@ class ToolServers:
     # calls
 
     def find(self, name: str | None) -> tuple[ToolServer, McpTool] | None:
-        """Return the server and the tool that are offered under ``name``; None for any other function."""
+        """Return the server and the tool that are, or lately were, offered as ``name``; None for other functions."""
         return self._names.get(name or "")
 
     def asks(self, name: str) -> bool:
