@@ -788,7 +788,8 @@ class ToolServers:
                 found.append(one)
                 continue
             label = one.get("server_label")
-            if label not in self._servers or one.keys() - {"type", "server_label"}:
+            known = isinstance(label, str) and label in self._servers
+            if not known or one.keys() - {"type", "server_label"}:
                 raise UnsupportedParameter(
                     "an MCP server of one response has to be a server_label of the session, and nothing else",
                     param=f"tools[{index}]",
