@@ -115,7 +115,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestReached:
-    """A request has reached ``step``. A refused request reaches no step after ``opened``."""
+    """A request has reached ``step``.
+
+    A request that is refused as it opens reaches no step after ``opened``; a greeting, none after ``input_ended``.
+    """
 
     timeline: RequestTimeline
     step: Step
@@ -294,7 +297,7 @@ class RequestTimeline:
     def first_output_sec(self, modality: OutputModality | None) -> float | None:
         """Return the seconds from the end of the input to the first output of ``modality``; None without one.
 
-        0 if the output came before the end of the input. With None for ``modality``, None.
+        0 if the output came before the end of the input.
         """
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
