@@ -299,7 +299,7 @@ class Configuration:
     def check_options(self, options: AnswerOptions) -> None:
         """Raise UnsupportedParameter for an option that this engine lacks; ``param`` is the field of OpenAI's body.
 
-        Also raises it for any chat if the engine has a ``chat_refusal``, with ``param`` "task".
+        With a ``chat_refusal`` the engine takes no chat but a raw prompt; ``param`` is "task" then.
         """
         capabilities = self.rules.capabilities
         if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:

@@ -245,7 +245,7 @@ def give_history(conversation: Conversation, given: GivenHistory) -> None:
 def told_history(conversation: Conversation, *, original: bool) -> HistoryItemsFrame:
     """Return the history: as requests see it, with notes for its older part; if ``original``, all kept messages.
 
-    System messages are left out, and media: of these only the words are returned.
+    System messages and media are left out; of speech, the words are returned.
     """
     history = conversation.ledger.history
     first = 0 if original else max(history.summed, history.first_seen)
