@@ -2,6 +2,7 @@
 
 Each of these imports only from those above it:
 
+- ``process``: cares for the server's process: its log, open files, event loop and memory.
 - ``recording``: writes sessions to files, to replay them later.
 - ``observing``: metrics, logs, traces and profiles of sessions and requests.
 - ``listening``: turn detection in the audio of an open microphone.
