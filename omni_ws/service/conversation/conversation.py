@@ -8,7 +8,8 @@ gives requests to the engine, one AnswerWriter each, and everything for the clie
 session's Attachment takes it from there. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
-of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
+of the session runs ``run``, which is the queue's loop. Each answer is a task of the queue; there is one at a time,
+except around interruptions (RequestQueue).
 
 **Order.** Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy
 may fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered
@@ -16,9 +17,10 @@ over the whole session without gaps: if outputs are withdrawn before they are se
 
 **Interruption.** A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones. A
 request that speech opened does so only with ``interrupt_response``, and with ``interrupt_resume`` only once the speech
-has words. A cancelled request that is being answered has its final immediately: outputs in the outbox are withdrawn,
-its last interim transcript is settled, and the history keeps what was heard of the answer. The next answer waits until
-the engine's call for the cancelled one has ended.
+has words. A request that a client cancels while it is being answered has its final immediately; one that is
+interrupted may wait for the words of its speech. Outputs in the outbox are withdrawn, its last interim transcript is
+settled, and the history keeps what was heard of the answer. The next answer waits until the engine's call for the
+cancelled one has ended, unless that goes on as a transcription.
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:

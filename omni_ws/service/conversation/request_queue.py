@@ -67,9 +67,10 @@ class SavedQueue(msgspec.Struct, kw_only=True):
 class RequestQueue:
     """The requests of a conversation: gives the first to the engine, and every request exactly one final.
 
-    Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, one that is
-    cancelled while it is answered, and all that another request interrupts have their finals immediately. The next
-    answer waits until the engine's call for the one before has ended.
+    Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, and one that
+    is cancelled while it is answered, have their finals immediately; so do all that another request interrupts, unless
+    their words are still being transcribed (``cancel``). The next answer waits until the engine's call for the one
+    before has ended.
 
     The user's words are not lost with an answer. If an answer is cut off before all speech of its request is
     transcribed, the engine goes on with the transcription alone, as a *cut turn* (CutTurns), while it works on the next
