@@ -2,6 +2,7 @@
 
 Each of these imports only from those above it:
 
+- ``process``: cares for the server's process: its log, open files, event loop and memory.
 - ``recording``: writes sessions to files, to replay them later.
 - ``observing``: metrics, logs, traces and profiles of sessions and requests.
 - ``listening``: turn detection in the audio of an open microphone.
@@ -31,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """Log ``exception`` under a new error id, and return the error, with that id, that the client gets instead."""
+    """Log ``exception`` under a new error id. Return the error that the client gets instead, with that id.
+
+    ``where`` tells the log what failed.
+    """
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed("the server failed to answer this request", error_id=error_id)
@@ -40,7 +44,7 @@ def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
 def identified(error: OmniError, *, where: str) -> OmniError:
     """If ``error`` is an EngineFailed without an id, give it one and log it, with its cause, under that id.
 
-    Returns ``error``.
+    ``where`` tells the log what failed. Returns ``error``.
     """
     if isinstance(error, EngineFailed) and error.error_id is None:
         error_id = new_id("err_")
@@ -51,9 +55,9 @@ def identified(error: OmniError, *, where: str) -> OmniError:
 
 
 def being_cancelled() -> bool:
-    """Whether the running task is being cancelled.
+    """Whether the running task is being cancelled; True, too, if no task runs.
 
-    If it is not, a CancelledError in this task comes from something that the task awaited, and is a failure like any
+    If it is False, a CancelledError in this task comes from something that the task awaited, and is a failure like any
     other.
     """
     return (task := asyncio.current_task()) is None or task.cancelling() > 0
@@ -62,7 +66,7 @@ def being_cancelled() -> bool:
 def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
     """Note in ``error`` the id of its request and ``ref``, the client's name for it. Returns ``error``.
 
-    The error also ends the session if the engine is down.
+    An EngineFailed is also logged (see ``identified``), and ends the session unless ``engine`` is OK.
     """
     identified(error, where=f"request {request_id}")
     error.belong_to(request_id, ref)

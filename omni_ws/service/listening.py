@@ -44,8 +44,9 @@ class SpeechWorkers:
     """Detects speech in the audio of all sessions, in the ListeningThreads, in rounds that serve several sessions.
 
     Waking a thread, and the event loop again when it is done, costs as much as detecting speech in a window, and the
-    network takes half the time for a window when it judges those of eight sessions together. Sessions without urgent
-    audio therefore join a round: when it begins, all of them submit their pieces, and one thread judges them together.
+    detector's model takes half the time for a window when it judges those of eight sessions together. Sessions without
+    urgent audio therefore join a round: when it begins, all of them submit their pieces, and one thread judges them
+    together.
     """
 
     def __init__(self, metrics: Metrics | None = None, *, judge: TurnJudge | None = None) -> None:
@@ -82,8 +83,9 @@ class SpeechWorkers:
     def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
         """Judge a slice of ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
 
-        ``done`` must not raise. It is not called for pieces that no thread has begun by ``close``, nor once the loop is
-        closed. A callback is used because a future for each piece of audio would cost as much as the piece itself.
+        ``lane`` is the session's place in the threads. ``done`` must not raise. After ``close``, pieces that no thread
+        has begun are dropped, and their ``done`` is not called; nor is any once the loop is closed. A callback is used
+        because a future for each piece of audio would cost as much as the piece itself.
         """
         if self._closed:
             return
@@ -103,7 +105,7 @@ class SpeechWorkers:
         question.add_done_callback(tell)
 
     def join_round(self, begins: Callable[[], None]) -> None:
-        """Call ``begins`` within ``ROUND_SEC``. All work that the callbacks of a round submit runs in one thread."""
+        """Call ``begins`` within ``ROUND_SEC``. One thread judges together what the callbacks of a round submit."""
         if len(self._next_round) == MAX_IN_ROUND:
             self._next_round = []
         if not self._next_round:
@@ -136,7 +138,7 @@ class SpeechWorkers:
                 loop.call_soon_threadsafe(done, outcome)
 
     def close(self) -> None:
-        """Begin no more work, and close the judge. Idempotent."""
+        """Begin no more work, and close the judge, which blocks until its present question is answered. Idempotent."""
         self._closed = True
         if self.judge is not None:
             self.judge.close()
@@ -167,7 +169,7 @@ class ListeningSettings:
     """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
 
     ``echo``: the echo of what the client plays is removed from its audio. ``noise``: the suppression of noise in the
-    detector's input; requests get the noise.
+    detector's input; the audio of requests keeps its noise.
     """
 
     turns: TurnDetectionConfig | None
@@ -195,12 +197,15 @@ class AudioPiece:
     came: float
 
     def number_at(self, position: int) -> int | None:
-        """Return the number of the chunk that the byte at ``position`` came in."""
+        """Return the number of the chunk in which the byte at ``position`` came; None if that chunk has no number."""
         behind = bisect_right(self.borders, position)
         return self.numbers[behind - 1] if behind else self.first.sequence_id
 
     def as_chunk(self) -> InputChunk:
-        """Return the piece as one chunk, with the number of its last chunk and the timestamp of its first."""
+        """Return the piece as one chunk, with the number of its last chunk and the timestamp of its first.
+
+        The chunk does not end the input, even if the last one of the piece does.
+        """
         first = self.first
         return replace(
             self.last, payload=self.payload, timestamp_ms=first.timestamp_ms, format=first.format, end_of_input=False
@@ -211,8 +216,8 @@ class ListeningQueue:
     """The input of one session that waits for turn detection, in order, with its bytes and milliseconds counted.
 
     A session that stops sending in the middle of a window must not wait forever: the queue joins the rounds of
-    ``workers`` while it holds audio. When a round finds that the oldest item has waited for ``MIN_WAIT_SEC``, it sets
-    ``overdue`` and calls ``on_overdue``.
+    ``workers`` while it holds audio. If it has not been empty for ``MIN_WAIT_SEC`` when a round begins, ``overdue`` is
+    set, and ``on_overdue`` is called.
     """
 
     def __init__(self, workers: SpeechWorkers, on_overdue: Callable[[], None]) -> None:
@@ -288,9 +293,10 @@ class ListeningQueue:
         return item
 
     def take_piece(self) -> AudioPiece:
-        """Remove the audio at the head of the queue and return it.
+        """Remove audio from the head of the queue and return it. Requires ``audio_is_next``.
 
-        The piece has one format and less than twice ``MAX_PIECE_BYTES``. A chunk that ends the input ends the piece.
+        The piece has one format, one ``ref``, and less than twice ``MAX_PIECE_BYTES``. A chunk that ends the input ends
+        the piece.
         """
         first = self._items[0]
         assert isinstance(first, InputChunk)
@@ -323,7 +329,7 @@ class ListeningQueue:
         return self.audio if chunk.format is None else parse_audio_format(chunk.format, self.audio)
 
     def withdraw(self) -> int:
-        """Remove all input that is not audio, and return the bytes of its payloads."""
+        """Remove all input that is not audio, and return the bytes of its payloads. Settings and marks stay."""
         items, size = [self.take() for _ in range(len(self))], 0
         for item in items:
             if item is None or (isinstance(item, InputChunk) and not _is_audio(item)):
@@ -389,7 +395,10 @@ class TurnJudge:
         self._room = threading.BoundedSemaphore(MAX_WAITING)
 
     def ask(self, turn: Samples) -> Future[float]:
-        """Ask for the probability that the speaker of ``turn``, which ends in a pause, has finished. Does not block."""
+        """Ask for the probability that the speaker of ``turn``, which ends in a pause, has finished. Does not block.
+
+        The answer is 0 if too many questions wait, after ``close``, and if the model fails.
+        """
         if not self._room.acquire(blocking=False):
             self._count("skipped")
             return _no()
@@ -402,7 +411,7 @@ class TurnJudge:
         return question
 
     def close(self) -> None:
-        """Wait for the question that is being answered, and drop the others. Idempotent."""
+        """Block until the present question is answered, and cancel those that wait. Idempotent."""
         self._executor.shutdown(cancel_futures=True)
 
     def _answer(self, turn: Samples) -> float:
@@ -471,7 +480,10 @@ class AudioRing:
         return dropped
 
     def cut(self) -> int:
-        """Discard an incomplete frame at the end, so that the next chunk begins a whole one. Return its size."""
+        """Discard an incomplete frame at the end, so that the next chunk begins a whole one.
+
+        Returns how many bytes were removed; less than the incomplete frame if its beginning was taken before.
+        """
         incomplete = self._end % self._frame_bytes
         removed = 0
         while self._pieces and removed < incomplete:
@@ -497,8 +509,8 @@ class AudioRing:
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
         """Remove and return the audio before ``until_ms``, or all audio if that is None.
 
-        The two parts of a chunk that is cut keep its fields, but the second gets a later ``timestamp_ms`` and no
-        ``ref``, as the first has named the request already.
+        If a chunk is cut, both parts keep its fields, but the second gets a later ``timestamp_ms`` and no ``ref``, as
+        the first has named the request already.
         """
         taken = self._remove(until_ms)
         rest = self._pieces[0] if taken and self._pieces else None

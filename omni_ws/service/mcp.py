@@ -69,10 +69,14 @@ async def _check(data: bytes) -> None:
 
 
 class BoundedBody:
-    """The body of a response, bounded in bytes. Without ``ends_at``, a stream of events as long-lived as the session.
+    """The body of a response, bounded in bytes and time; iterating it yields checked pieces.
 
-    The body of a response to a POST (``posted``) simply ends at ``ends_at``, a time of the loop's clock at which nobody
-    waits for it any more: an error would end the connection, and with it other calls. Raises errors of httpx2.
+    ``events``: it is a stream of events. ``ends_at`` is a time of the loop's clock; None for a stream that lasts as
+    long as the session, of which not the size but the rate is bounded. At ``ends_at`` nobody waits for the response to
+    a POST (``posted``) any more: its body just ends, as an error would end the connection, and with it other calls.
+
+    Raises httpx2.ReadTimeout for any other body at ``ends_at``, and httpx2.ReadError for a body that is too long or
+    has too many JSON values.
     """
 
     def __init__(self, stream: Any, *, events: bool, posted: bool, ends_at: float | None) -> None:
@@ -159,7 +163,8 @@ _Result = TypeVar("_Result")
 class McpFailure(Exception):
     """A failed listing or call.
 
-    ``kind`` is a name from OpenAI's API: protocol_error, tool_execution_error or http_error.
+    ``kind`` is a name from OpenAI's API: protocol_error, tool_execution_error or http_error. ``code`` is the HTTP
+    status, or the error code that the server gave; None without one.
     """
 
     def __init__(self, kind: str, message: str, *, code: int | None = None) -> None:
@@ -181,7 +186,11 @@ class McpReach:
         self._tls: ssl.SSLContext | None = None
 
     def check(self, server: McpServer, place: str = "tools") -> None:
-        """Raise UnsupportedParameter if an MCP server may not be reached, and InvalidValue for a malformed URL."""
+        """Raise an error if an MCP server may not be reached, with ``place`` as its ``param``. Connects to nothing.
+
+        UnsupportedParameter if the operator does not list its host, or the extra ``mcp`` is not installed; InvalidValue
+        for a URL that is malformed, or has a user name or a fragment.
+        """
         if importlib.util.find_spec("mcp") is None:
             raise UnsupportedParameter(
                 f"MCP servers need the extra mcp on this server: {install_command('mcp')}", param=place
@@ -261,7 +270,10 @@ class McpLink:
         return await self._guarded(listed)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool, and return its result as text. Raises McpFailure, also for a result that is an error."""
+        """Call a tool, and return its result as text.
+
+        Raises McpFailure, also for a result that is an error or has more than MAX_RESULT_BYTES.
+        """
 
         async def called() -> str:
             session = await self._session()
@@ -276,7 +288,7 @@ class McpLink:
         return await self._guarded(called)
 
     def close(self) -> None:
-        """Close the connection, and fail the calls that wait for it. Idempotent."""
+        """Close the connection, and fail the calls that wait for it. The next use opens it again. Idempotent."""
         if self._task is not None:
             self._task.cancel()
         self._task = self._ready = None
@@ -527,7 +539,7 @@ class ToolServer:
         self.pending, self.tools, self.failure = False, list(tools), failure
 
     def configured(self, settings: McpServer) -> None:
-        """Replace the settings; the URL and the credentials are unchanged."""
+        """Replace the settings, by others with the same URL and credentials."""
         self.settings = settings
 
     def allows(self, tool: McpTool) -> bool:
@@ -539,7 +551,7 @@ class ToolServer:
         return [one for one in self.tools if self.allows(one)]
 
     def close(self) -> None:
-        """Close the connection to the MCP server."""
+        """Stop the listing of tools, and close the connection to the MCP server."""
         if self.listing is not None:
             self.listing.cancel()
         self.link.close()
@@ -561,7 +573,7 @@ class McpCall:
 
     @property
     def result(self) -> str:
-        """The result as the model sees it."""
+        """The result as the model sees it; a failure is a JSON object with its message as ``error``."""
         if self.failure is not None:
             return msgspec.json.encode({"error": self.failure.message}).decode()
         return self.output or ""
@@ -586,7 +598,7 @@ class CallKeeper(Protocol):
         """Note that a call has begun."""
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Receive all results of one answer's calls, in order, when the last has ended; without dropped calls."""
+        """Receive all results of one answer's calls, in order, once the last has ended; dropped calls are left out."""
 
     def one_over(self, call: McpCall) -> None:
         """Note that one call has ended."""
@@ -634,7 +646,10 @@ class ToolServers:
         return bool(self._servers)
 
     def keep_with(self, keeper: CallKeeper, *, approvals: bool = False) -> None:
-        """Tell ``keeper`` of servers and calls from now on. ``approvals``: its client can approve calls."""
+        """Tell ``keeper`` of servers and calls from now on. ``approvals``: its client can approve calls.
+
+        Without ``approvals``, ``change`` refuses servers whose calls need approval.
+        """
         self._keeper, self._approvals = keeper, approvals
 
     # tools
@@ -681,7 +696,10 @@ class ToolServers:
         return known if same and wanted.request_headers in ({}, known.settings.request_headers) else None
 
     def commit(self, change: ToolChange) -> None:
-        """Apply a change: connect to new servers, and close those that are no longer named."""
+        """Apply a change: begin to list the tools of new servers, and close those that are no longer named.
+
+        The caller puts ``change.tools`` into the configuration. As listings end, ``apply`` is called with more.
+        """
         kept = [self._kept(settings) for settings in change.servers]
         gone = [server for server in self._servers.values() if server not in kept]
         self._functions, self._servers = change.functions, {}
@@ -770,7 +788,8 @@ class ToolServers:
                 found.append(one)
                 continue
             label = one.get("server_label")
-            if label not in self._servers or one.keys() - {"type", "server_label"}:
+            known = isinstance(label, str) and label in self._servers
+            if not known or one.keys() - {"type", "server_label"}:
                 raise UnsupportedParameter(
                     "an MCP server of one response has to be a server_label of the session, and nothing else",
                     param=f"tools[{index}]",
@@ -793,7 +812,7 @@ class ToolServers:
     # calls
 
     def find(self, name: str | None) -> tuple[ToolServer, McpTool] | None:
-        """Return the server and the tool that are offered under ``name``; None for any other function."""
+        """Return the server and the tool that are, or lately were, offered as ``name``; None for other functions."""
         return self._names.get(name or "")
 
     def asks(self, name: str) -> bool:
@@ -806,7 +825,10 @@ class ToolServers:
         self._calls_in_turn = self._refused_rounds = 0
 
     def make(self, request_id: str, calls: Sequence[ToolCall]) -> None:
-        """Begin those calls of an ended answer that are calls of MCP tools; calls that need approval wait for it."""
+        """Begin those calls of an ended answer that are calls of MCP tools; calls that need approval wait for it.
+
+        Beyond MAX_CALLS in one turn, calls fail at once; after MAX_REFUSED_ROUNDS of such answers they are dropped.
+        """
         ours = [(call, *offered) for call in calls if (offered := self.find(call.name)) is not None]
         if not ours or self._closed:
             return
@@ -882,7 +904,7 @@ class ToolServers:
         return call_id in self._tasks or call_id in self._asked
 
     def drop(self, call_ids: Iterable[str]) -> None:
-        """Cancel calls whose results are no longer wanted: the model gets none."""
+        """Cancel calls, also those that wait for approval: the model gets no results of them."""
         for call_id in call_ids:
             self._asked.pop(call_id, None)
             task = self._tasks.get(call_id)

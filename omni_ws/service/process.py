@@ -41,7 +41,10 @@ QUIETED_LOGGERS: Final[dict[str, int]] = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object. ``time`` is UTC in ISO 8601; structured facts are fields of the object."""
+    """Formats a record as a JSON object. ``time`` is UTC in ISO 8601; structured facts are fields of the object.
+
+    ``worker`` is the name of this process among several workers.
+    """
 
     def __init__(self, *, worker: str | None = None) -> None:
         super().__init__()
@@ -66,7 +69,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as one line, with its facts appended as ``name=value``. Only a traceback adds lines."""
+    """Formats a record as one line, with its facts appended as ``name=value``. Only a traceback adds lines.
+
+    ``worker`` is the name of this process among several workers.
+    """
 
     def __init__(self, *, worker: str | None = None) -> None:
         name = "" if worker is None else f"{worker} "
@@ -99,7 +105,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:
-    """Send the logs of this process to standard error; the lines of a ``worker`` have its name."""
+    """Send the logs of this process to standard error, in place of any earlier handlers, and quiet QUIETED_LOGGERS.
+
+    The lines of a ``worker`` have its name.
+    """
     handler = logging.StreamHandler()
     form = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(form(worker=worker))
@@ -152,7 +161,7 @@ def check_space(folder: Path) -> None:
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: str) -> bool:
-    """Run ``work`` to its end, or cancel it once ``event`` is set. Returns whether it came to its end.
+    """Run ``work`` to its end, or cancel it once ``event`` is set. Returns whether ``work`` came to its end.
 
     Raises what ``work`` raises. ``name`` is the name of its task.
     """
@@ -184,7 +193,7 @@ IDLE_SHARE: Final = 0.02
 def watching_loop(
     observe: Callable[[float], object], *, cpu_time: Callable[[], float] = time.thread_time
 ) -> Iterator[None]:
-    """Within the block, call ``observe`` ten times a second with the number of seconds by which the call is late.
+    """Within the block, call ``observe`` ten times a second, with the seconds by which the event loop is late.
 
     While the loop is idle, the interval doubles step by step, up to a second. ``cpu_time`` returns the CPU time of the
     loop's thread in seconds.

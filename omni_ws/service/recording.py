@@ -116,10 +116,10 @@ class Recorder:
     def begin(
         self, kind: RecordingKind, *, key: str | None, name: str, asked_for: bool = False
     ) -> SessionRecording | None:
-        """Begin to record a session. Returns None if the session is not to be recorded.
+        """Begin to record a session. Returns None if it is not to be recorded, the queue is full, or after ``close``.
 
-        ``key`` is the name of the session's API key; ``name`` becomes part of the file's name. With ``asked_for`` (by
-        an operator) the session is recorded whatever its key and ``fraction``.
+        ``key`` is the name of the session's API key; ``name``, of letters, digits, "_" and "-", becomes part of the
+        file's name. With ``asked_for`` (by an operator) the session is recorded whatever its key and ``fraction``.
         """
         if not asked_for and self._keys and key not in self._keys:
             return None
@@ -168,7 +168,7 @@ class Recorder:
         self._queue.put((recording.file, event, _EVENT_BYTES))
 
     def close(self) -> None:
-        """End all recordings and write the queued events, for some seconds at most."""
+        """End all recordings, and wait some seconds at most until the queued events are written; the rest is lost."""
         for recording in tuple(self._live):
             recording.end()
         self._closing.set()
@@ -213,7 +213,7 @@ class Recorder:
 
 
 def _clock() -> Callable[[], float]:
-    """Return the clock of the running event loop, which also paces audio."""
+    """Return the clock of the running event loop, which also paces audio; without a loop, a monotonic one."""
     try:
         return asyncio.get_running_loop().time
     except RuntimeError:
@@ -223,7 +223,7 @@ def _clock() -> Callable[[], float]:
 class SessionRecording:
     """The recording of one session, over any number of connections. Disk errors are never raised here.
 
-    The recording ends when the session is finished and all its connections are closed.
+    The recording ends when the session is finished and all its connections are closed, or by ``cut``.
     """
 
     def __init__(self, recorder: Recorder, name: str, key: str | None) -> None:
@@ -257,13 +257,13 @@ class SessionRecording:
             self.end()
 
     def end(self) -> None:
-        """Write the last line of a complete recording. Idempotent."""
+        """End the recording, as it is complete. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._recorder.last(self, EndedLine(at=self.now()))
 
     def cut(self, reason: str) -> None:
-        """End the recording before its session ends, with the reason in its last line."""
+        """End the recording before its session ends, with the reason in its last line. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._recorder.last(self, CutLine(at=self.now(), reason=reason))
@@ -281,7 +281,7 @@ class SessionRecording:
     def sound(
         self, audio: bytes, source: AudioFormat, *, by_user: bool, request_id: str | None = None, in_ms: float = 0.0
     ) -> None:
-        """Record audio that no message carries; see SoundLine.
+        """Record audio that no message carries (see SoundLine), if ``has_sound``. ``source`` is its format.
 
         ``in_ms``: in how many milliseconds it will be played.
         """
@@ -290,7 +290,7 @@ class SessionRecording:
             self._recorder.put(self, RecordedSound(at, audio, source, by_user, request_id), len(audio))
 
     def told(self, frame: bytes) -> None:
-        """Record a message of the session to its connection, as a native WebSocket frame without audio."""
+        """Record what the session tells a client of another protocol, as a native ``frame``; see ToldLine."""
         if not self._is_over and self.file.failure is None:
             self._recorder.put(self, RecordedFrame(self.now(), frame), len(frame))
 
@@ -299,7 +299,7 @@ class SessionRecording:
         self.put(PlayedLine(at=self.now(), request_id=request_id, played_ms=round(played_ms, 3)))
 
     def store(self) -> None:
-        """Record that the client may read the recording."""
+        """Record that the client asked for the session to be stored, and may read the recording; see StoredLine."""
         self.put(StoredLine(at=self.now()))
 
     def put(self, event: RecordedLine) -> None:
@@ -366,7 +366,7 @@ NO_ROOM: Final = "the total size limit of all recordings is reached"
 
 
 class FileState(enum.Enum):
-    """The state of a recording's file. THERE: it has its first line. CUT: its last line says why it ends early."""
+    """The state of a recording's file. THERE: it has its first line. CUT: writing failed, as its last line says."""
 
     ABSENT = "nothing was written"
     THERE = "it has a whole number of lines"
@@ -376,7 +376,7 @@ class FileState(enum.Enum):
 class RecordingFile:
     """The file of a recording, with the lines that are to be written. Only the recorder's thread changes it.
 
-    The event loop reads ``failure`` and ``is_over``.
+    The event loop reads ``failure`` and ``is_over``, and calls ``now``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -397,7 +397,10 @@ class RecordingFile:
         return round((self._clock() - self._began) * 1000, 3)
 
     def take(self, event: _Event, folder: RecordingFolder, *, payloads: bool) -> None:
-        """Add an event; write the collected lines if they are many or the event is the last. Never raises."""
+        """Add an event; write the collected lines if they are many or the event is the last. Never raises.
+
+        Without ``payloads``, the size and the digest of a message stand for its content.
+        """
         try:
             if isinstance(event, RecordedMessage):
                 event = _content(event) if payloads else _outline(event)
@@ -546,13 +549,13 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """Raised if the folder is at its limit, and no recording can be removed, as all are still being written."""
+    """Raised if the folder is at its limit, and none is left to remove: all recordings are still being written."""
 
 
 class RecordingFolder:
     """A folder of recordings, limited to ``max_bytes`` and an age of ``max_age`` seconds (0: no limit). For one thread.
 
-    When the folder is full, the oldest recordings are removed.
+    When the folder is full, the oldest recordings are removed, except those that are still being written.
     """
 
     def __init__(
@@ -564,7 +567,7 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """``owns`` returns whether a file, by its name, is this process's, if several processes share the folder."""
+        """``owns`` returns whether this process manages the file of a name, if several processes share the folder."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
@@ -578,7 +581,7 @@ class RecordingFolder:
 
     @property
     def total(self) -> int:
-        """The bytes of all recordings."""
+        """The bytes of all recordings that this process manages."""
         return self._total
 
     def prepare(self) -> None:
@@ -610,7 +613,10 @@ class RecordingFolder:
                 self._total += status.st_size
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a file that begins with ``data``. Raises OSError and NoRoom."""
+        """Create a file that begins with ``data``. Recordings that are too old, or in its way, are removed.
+
+        Raises OSError, also if the file exists, and NoRoom.
+        """
         self.remove_old()
         self._make_room(len(data))
         self._files[name] = 0, self._now()
@@ -625,9 +631,10 @@ class RecordingFolder:
             raise
 
     def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
-        """Append ``data`` to a file; with ``even_beyond``, also beyond the limit of the folder.
+        """Append ``data`` to a file. Old recordings are removed if there is no room for it.
 
-        Raises NoRoom, and OSError, after which the file is as long as before.
+        With ``even_beyond``, ``data`` is written even beyond the limit of the folder. Raises NoRoom; OSError, after
+        which the file is as long as before.
         """
         if not even_beyond:
             self._make_room(len(data))
@@ -638,7 +645,7 @@ class RecordingFolder:
         self._live.discard(name)
 
     def remove_old(self) -> None:
-        """Remove the recordings that are older than ``max_age``."""
+        """Remove the finished recordings whose last write is longer ago than ``max_age``. Raises OSError."""
         if self._max_age:
             oldest = self._now() - self._max_age
             for name in [one for one in self._removable() if self._files[one][1] < oldest]:

@@ -35,7 +35,10 @@ IMAGE_OVERHEAD_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCall:
-    """The arguments of ``generate``. Ranges are positions in the list of tokens, counted after the append."""
+    """The arguments of ``generate``: what to append (see ``TokenSession.begin``), and what to compute.
+
+    Ranges are positions in the list of tokens after the append.
+    """
 
     tokens: Sequence[int] = ()
     offset: int = 0
@@ -61,8 +64,9 @@ class TokensDone:
 class TokenSessions:
     """Keeps token sessions by id, each for the key that opened it, and runs one call of a session at a time.
 
-    A session expires ``ttl_sec`` after its last call has ended. Each session takes a slot of ``admission``. Tokens and
-    images are charged to ``budget``; an image that several sessions share is charged once.
+    A session is closed ``ttl_sec`` after its last use, and at the time limit of its key. Each session takes a slot of
+    ``admission``. Tokens and images are charged to ``budget``; an image that several sessions share is charged once.
+    ``check_ready`` raises an error while the engine cannot work.
     """
 
     def __init__(
@@ -102,13 +106,13 @@ class TokenSessions:
         return self._add(session, key, client)
 
     def close(self, session_id: str, key: ApiKey | None) -> None:
-        """Close a session and stop its call. Does nothing for an unknown session."""
+        """Close a session and stop its call. Does nothing for a session that is unknown or belongs to another key."""
         entry = self._entries.get(session_id)
         if entry is not None and entry.owner == key_name(key):
             self._remove(session_id)
 
     async def wait_idle(self) -> None:
-        """Wait until no session is busy."""
+        """Wait until no session runs a call."""
         await self._all_idle.wait()
 
     def close_all(self) -> None:
@@ -120,7 +124,7 @@ class TokenSessions:
         """Open a session with the first ``at`` tokens of another, and return its id.
 
         Raises SessionNotFound, SessionBusy, InvalidValue for a position beyond the end, OffsetMismatch for one inside
-        an image, and what ``Admission.take`` raises.
+        an image, EngineOverloaded if there is no memory, and what ``Admission.take`` raises.
         """
         entry = self._idle(session_id, key)
         return self._add(entry.session.fork(at), key, client)
@@ -138,8 +142,11 @@ class TokenSessions:
         """Append tokens, have the engine compute them and decode new ones, and yield the engine's output.
 
         An error before the first event leaves the session unchanged. A decoded token joins the session when it is
-        yielded. If the session is closed meanwhile, the call ends with CANCELLED. Raises SessionNotFound, SessionBusy,
-        RateLimited, ReadoutsOff, and the errors of ``TokenSession.begin`` and of the engine.
+        yielded. If the session is closed meanwhile, the call ends with CANCELLED.
+
+        Raises SessionNotFound, SessionBusy, RateLimited, ReadoutsOff, EngineOverloaded if there is no memory,
+        InvalidValue for ``max_tokens`` in an empty session, and the errors of ``check_ready``, ``TokenSession.begin``
+        and the engine.
         """
         entry = self._idle(session_id, key)
         self._check_ready()
@@ -332,9 +339,9 @@ class _OpenSession:
     async def run(
         self, engine: TokenEngine, call: TokenCall, *, priority: int
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Yield the engine's output for ``call``.
+        """Yield the engine's output for ``call``. The first output commits the tokens that the call appends.
 
-        With the first output, the tokens that the call appends are committed.
+        Raises InvalidValue for ``max_tokens`` in an empty session, and the errors of the engine.
         """
         session = self.session
         length = len(session)

@@ -74,9 +74,9 @@ class AnswerWriter:
     """The OutputWriter that an engine gets for one request: puts the answer into the outbox, output by output.
 
     An output that need not wait is sent within the engine's own call. An output has to wait while the outbox is full,
-    its audio is not due, a thread encodes audio, or the answer is held; so it does while an earlier answer, which this
-    request interrupts, is held. It is then queued, as are all that follow it, and a task sends them. The writer records
-    in the request what was sent. It does not send the final: the request queue does, as a cancelled answer has its
+    its audio is not due, a thread encodes audio, or an answer is held: this one, or an earlier one that this request
+    interrupts. It is then queued, as are all that follow it, and a task sends them. The writer records in the request
+    what was sent. It does not send the final: the request queue does, as a cancelled answer has its
     final before the engine's call has ended.
     """
 
@@ -133,10 +133,11 @@ class AnswerWriter:
     async def answer(
         self, generate: Generate, history: tuple[Message, ...], *, earlier: EarlierParts | None = None
     ) -> Finished:
-        """Run ``generate``, send the whole answer, and return how it ended.
+        """Run ``generate``, send the whole answer, and return how it ended. Call this once.
 
-        A failure becomes the error of the request, unless the request was cancelled before. If the answer is cut off,
-        nothing more of it is sent, but the rest of the user's speech is still transcribed.
+        The engine sees ``history``, and the user's message begins with ``earlier``. A failure becomes the error of the
+        request, unless the request was cancelled before, and ERROR is returned. If the answer is cut off, nothing more
+        of it is sent, but the rest of the user's speech is still transcribed.
         """
         request = self._request
         events.current_request.set(request.request_id)
@@ -583,7 +584,10 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 
 
 def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
-    """Return the transcripts that were not sent before the final, joined in one chunk, whose text may be empty."""
+    """Return the transcripts that were not sent before the final, joined in one chunk, whose text may be empty.
+
+    The request then counts them as sent; the chunk has the next number.
+    """
     unsent = request.take_unsent()
     return OutputChunk(
         request_id=request.request_id,
@@ -694,7 +698,7 @@ class SpeechOutput:
     def behind(self, position_ms: float, payload: bytes) -> bytes:
         """Return the part of ``payload``, the audio encoded last, that is after ``position_ms``; b"" if there is none.
 
-        Sets ``start_ms`` to the beginning of that part. Compressed audio is returned whole.
+        Sets ``start_ms`` to the beginning of that part. Compressed audio is returned whole, with ``start_ms`` as it is.
         """
         samples = round((self.end_ms - position_ms) * self._target.sample_rate / 1000)
         if samples <= 0:
@@ -707,7 +711,7 @@ class SpeechOutput:
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
         """Encode samples as ``encode`` does, without waiting.
 
-        Returns None, having done nothing, if it would have to wait.
+        Returns None, having done nothing, if it would have to wait. Raises ValueError as ``encode`` does.
         """
         if not self._is_raw or len(samples) > _INLINE_SAMPLES:
             return None

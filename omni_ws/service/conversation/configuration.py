@@ -132,6 +132,8 @@ class Configuration:
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
 
+        MCP servers that are new in ``tools`` are connected to; their tools follow later (``offer``).
+
         Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound; PayloadTooLarge or
         EngineOverloaded if there is no memory for it. In case of an error, nothing is changed.
         """
@@ -193,7 +195,10 @@ class Configuration:
                 wanted = {name: value for name, value in wanted.items() if name != refused} if refused in wanted else {}
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
+        """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises.
+
+        MCP servers in ``tools`` must be named by labels that the session has; see ``ToolServers.expanded``.
+        """
         self._check_mcp(patch.get("tools"))
         if self.mcp is not None and "tools" in patch:
             patch = {**patch, "tools": self.mcp.expanded(patch["tools"])}
@@ -222,7 +227,7 @@ class Configuration:
         return wanted is not None and self.rules.capabilities.voice_aliases.get(wanted, wanted) == config.voice
 
     def close(self) -> None:
-        """Refund all bytes that are charged, and charge nothing from now on. Idempotent."""
+        """Close the MCP servers, refund all bytes that are charged, and charge nothing from now on. Idempotent."""
         if self.mcp is not None:
             self.mcp.close()
         charged, self._charged, account, self._account = self._charged, {}, self._account, None
@@ -292,7 +297,10 @@ class Configuration:
             _check_chunk_format(chunk, self.effective)
 
     def check_options(self, options: AnswerOptions) -> None:
-        """Raise UnsupportedParameter for an option that this engine lacks; ``param`` is the field of OpenAI's body."""
+        """Raise UnsupportedParameter for an option that this engine lacks; ``param`` is the field of OpenAI's body.
+
+        With a ``chat_refusal`` the engine takes no chat but a raw prompt; ``param`` is "task" then.
+        """
         capabilities = self.rules.capabilities
         if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:
             raise UnsupportedParameter(capabilities.chat_refusal, param="task")

@@ -8,7 +8,8 @@ gives requests to the engine, one AnswerWriter each, and everything for the clie
 session's Attachment takes it from there. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
-of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
+of the session runs ``run``, which is the queue's loop. Each answer is a task of the queue; there is one at a time,
+except around interruptions (RequestQueue).
 
 **Order.** Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy
 may fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered
@@ -16,9 +17,10 @@ over the whole session without gaps: if outputs are withdrawn before they are se
 
 **Interruption.** A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones. A
 request that speech opened does so only with ``interrupt_response``, and with ``interrupt_resume`` only once the speech
-has words. A cancelled request that is being answered has its final immediately: outputs in the outbox are withdrawn,
-its last interim transcript is settled, and the history keeps what was heard of the answer. The next answer waits until
-the engine's call for the cancelled one has ended.
+has words. A request that a client cancels while it is being answered has its final immediately; one that is
+interrupted may wait for the words of its speech. Outputs in the outbox are withdrawn, its last interim transcript is
+settled, and the history keeps what was heard of the answer. The next answer waits until the engine's call for the
+cancelled one has ended, unless that goes on as a transcription.
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:
@@ -243,9 +245,10 @@ class Conversation:
     # input
 
     def configure(self, patch: Mapping[str, Any], *, field_names: FieldNames | None = None) -> SessionConfig:
-        """Configure the requests that open from now on. Raises an InvalidRequest; then nothing is changed.
+        """Configure the requests that open from now on. Raises what ``Configuration.apply`` raises.
 
-        ``field_names`` maps the names of fields to those that the client uses, for this error and all later ones.
+        ``field_names`` maps the names of fields to those that the client uses, for later errors. It is kept even if the
+        configuration is refused; the error raised here names fields of ``session_config``.
         """
         self.field_names = field_names or self.field_names
         config = self.configuration.apply(patch)
@@ -305,7 +308,7 @@ class Conversation:
         return request.request_id
 
     def tell(self, telling: Telling) -> None:
-        """Queue a telling, which the assistant says at the next pause; see ``telling``. Raises EngineOverloaded."""
+        """Queue a telling, which the assistant says at the next pause; see Tellings. Raises EngineOverloaded."""
         self.unasked.tellings.put(telling)
         self.unasked.note_news()
         self.unasked.note_quiet(self._now())
@@ -348,7 +351,7 @@ class Conversation:
         self.watch_time()
 
     def finish(self) -> None:
-        """End the input of the open request, if there is one."""
+        """End the input of the open request, if there is one. Raises InvalidValue as ``receive_chunk`` does."""
         self.take_events(self.stream.finish(now=self._now()))
         self.watch_time()
         self._raise_refused_text()
@@ -733,9 +736,10 @@ class Conversation:
         """Open a request whose input is complete, with a configuration of its own. It interrupts no open request.
 
         ``input_kept`` and ``answer_kept``: whether the input, and the answer, enter the history. ``context``, if not
-        None, is what the engine sees in place of the history. ``results_wait``: while the user speaks, only tool
-        results may wait. ``trigger`` is the reason for the start that the client is told. Returns the id of the
-        request, whose final follows in any case, even if it is refused or has no input.
+        None, is what the engine sees in place of the history. ``results_wait``: a request of only tool results
+        waits while the user speaks, and for requests that interrupt. ``trigger`` is the reason for the start that the
+        client is told. Returns the id of the request, whose final follows in any case, even if it is refused or has no
+        input.
         """
         settings = dataclasses.replace(self.configuration.input_settings(), results_wait=results_wait)
         session = RequestInput(dataclasses.replace(settings, start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
@@ -852,14 +856,18 @@ class Conversation:
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
-        """Return the configuration of a request, open or ended; if it is no longer known, the one in effect now."""
+        """Return the configuration of a request, open or ended; if it is not known, the one in effect now.
+
+        Those of the latest requests are known with ``keeps_configurations``.
+        """
         return self._configurations.get(request_id, self.configuration.effective)
 
     def admit_request(self, request: Request, *, interrupts: bool, held: int = 0, has_words: bool = False) -> None:
         """Queue a request, or end it with the error that refuses it.
 
-        ``held`` is the size in bytes of input that is complete already, to be charged now: input of the stream is
-        charged as it arrives. ``has_words``: see ``RequestQueue.interrupt``.
+        ``interrupts``: it cancels earlier requests, or holds the answer; see ``RequestQueue.interrupt`` also for
+        ``has_words``. ``held`` is the size in bytes of input that is complete already, to be charged now: input of the
+        stream is charged as it arrives.
         """
         try:
             if held:
@@ -950,7 +958,10 @@ class InputFlow:
         self._credit_was_low = False
 
     def is_full(self) -> bool:
-        """Return whether the engine is behind with the request that receives input, or the listener with audio."""
+        """Return whether the engine is behind with the request that receives input, or the listener with audio.
+
+        If so, ``Conversation.offer_input`` is called once there is room.
+        """
         if self.engine_is_behind():
             return True
         listener = self._conversation.listener
@@ -960,7 +971,10 @@ class InputFlow:
         return True
 
     def engine_is_behind(self) -> bool:
-        """Return whether the engine is behind with the request that receives input. If so, ``offer`` follows."""
+        """Return whether the engine is behind with the request that receives input.
+
+        If so, ``offer`` is called once the engine has caught up.
+        """
         receiving = self._conversation.receiving
         if receiving is None or not receiving.answering or not receiving.input_full:
             return False
@@ -968,7 +982,7 @@ class InputFlow:
         return True
 
     def take_ack(self) -> InputAckFrame:
-        """Return an acknowledgement of the input so far, with the credit in bytes."""
+        """Return an acknowledgement of the input so far, with the credit in bytes, and report it to observers."""
         stream, receiving = self._stream, self._conversation.receiving
         self.notify_observers()
         credit = self._credit

@@ -85,7 +85,7 @@ class HeldAnswer:
         self._resume()
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """Call ``look`` once the user's message of the held answer's request is known.
+        """Call ``look`` once all words are known of the user's message that the held answer answers.
 
         The turn follows that message in the history, so that the engine may begin with the turn only then.
         """
@@ -262,7 +262,7 @@ class CutTurns:
     def known(self, request: Request) -> bool:
         """Note that the transcript of a request is complete.
 
-        Return False if nobody waits for the transcript any more.
+        Returns whether anybody still waits for it.
         """
         for turn in self._turns:
             if turn.request is request and not turn.known:

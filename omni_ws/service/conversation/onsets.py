@@ -85,8 +85,9 @@ def sure_words(text: str, language: str | None) -> bool:
 class Onset:
     """One uncertain onset. When it is decided, ``verdict`` is set and ``decide`` is called with this Onset, once.
 
-    ``after_question``: the answer has just asked something. ``holds``: an interruption whose words are not known holds
-    the answer until they are. ``waits`` returns whether LIMIT_SEC must start over instead of ending the wait.
+    ``audio_ms`` is where the sound began, in milliseconds of the session's audio. ``after_question``: the answer has
+    just asked something. ``holds``: an interruption whose words are not known holds the answer until they are.
+    ``waits`` returns whether LIMIT_SEC must start over instead of ending the wait.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Onset:
             self.lulls(SpeechLull(self._voiced_ms, self.clear, audio_ms))
 
     def is_input(self) -> None:
-        """Note that the client has sent other input within the turn, or has ended the input."""
+        """Note that the client has sent other input within the turn, or has ended the input: that interrupts."""
         self.has_words = True
         self._end(Verdict.INTERRUPTION)
 
@@ -369,7 +370,7 @@ class SpokenTurns:
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Tell the client that the speech that began last has ended."""
+        """Tell the client that the speech that began last has ended; of an uncertain onset, once it is confirmed."""
         if self.onset is not None:
             self.onset.ends(audio_ms)
             return
@@ -569,9 +570,9 @@ def judged(
     """Return the verdict on speech over an answer. While the speech has not paused, only an INTERRUPTION is reliable.
 
     ``text`` has the words recognised so far: None if nothing is known yet, "" if there are none. ``probability`` is the
-    result of ``backchannel_probability``. ``after_question``: the assistant has just asked something, so that "yeah" is
-    an answer. ``others`` are alternatives that the recogniser finds almost as likely as ``text``. UNSURE is returned
-    only while words are not known.
+    result of ``backchannel_probability``, and ``voiced_ms`` is for how long there was a voice. ``after_question``: the
+    assistant has just asked something, so that "yeah" is an answer. ``others`` are alternatives that the recogniser
+    finds almost as likely as ``text``. UNSURE is returned only while words are not known.
     """
     sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
     if text is not None and _words(text):

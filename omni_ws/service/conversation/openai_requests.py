@@ -213,8 +213,8 @@ class GivenHistory(NamedTuple):
 def check_history(conversation: Conversation, items: Any) -> GivenHistory:
     """Check and return ``history_items``, for ``give_history``.
 
-    Raises InvalidValue unless they are the first input of the session; what ``read_history_items`` raises; and
-    UnsupportedParameter for media, and for tool calls if the engine has no tools.
+    Raises InvalidValue unless they are the first input of the session, and if the summary is too long; what
+    ``read_history_items`` raises; and UnsupportedParameter for media, and for tool calls if the engine has no tools.
     """
     ledger, stream = conversation.ledger, conversation.stream
     if stream.reorder.next_sequence_id or conversation.queue.opened or conversation.given or ledger.history.items:
@@ -243,7 +243,10 @@ def give_history(conversation: Conversation, given: GivenHistory) -> None:
 
 
 def told_history(conversation: Conversation, *, original: bool) -> HistoryItemsFrame:
-    """Return the history: as requests see it, with notes for its older part; if ``original``, all kept messages."""
+    """Return the history: as requests see it, with notes for its older part; if ``original``, all kept messages.
+
+    System messages and media are left out; of speech, the words are returned.
+    """
     history = conversation.ledger.history
     first = 0 if original else max(history.summed, history.first_seen)
     messages = [_told(item.message) for item in history.items[first:] if item.role != "system"]

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 class Attachment:
     """The carrier of a session, such as a connection or an HTTP request: the methods that the session calls on it.
 
-    No method may raise. Those of this base class do nothing: a session without a carrier is attached to NOBODY.
+    No method may raise. Those of this base class have no effect: a session without a carrier is attached to NOBODY.
     """
 
     def write_now(self, output: OutputChunk) -> bool:
@@ -69,7 +69,10 @@ class Attachment:
         return False
 
     def output_ready(self) -> None:
-        """Called when a message enters the empty queue. The attachment may take the message within this call."""
+        """Called when a message enters the empty queue, or the gate lets messages pass.
+
+        The attachment may take the messages within this call.
+        """
 
     def output_has_room(self) -> None:
         """Called when the log was full and has room again."""
@@ -133,7 +136,10 @@ class StoredBytes:
         self._evict = evict
 
     def take(self, size: int) -> None:
-        """Charge ``size`` bytes. Raises EngineOverloaded, charging nothing, if they exceed a budget."""
+        """Charge ``size`` bytes; ``evict`` may be called first.
+
+        Raises EngineOverloaded, charging nothing, if they exceed a budget.
+        """
         if self.used + size > self.capacity:
             self._evict(size)
         if self.used + size > self.capacity:
@@ -356,8 +362,8 @@ class OutputLog:
     def take(self) -> ServerMessage | None:
         """Remove and return the next message that waits; None if none may be taken. A log that keeps messages keeps it.
 
-        A log that stores messages raises PayloadTooLarge beyond its capacity and EngineOverloaded beyond a budget, but
-        only for output: other messages are small, and begin or end an answer.
+        A log that stores messages raises PayloadTooLarge beyond its capacity and EngineOverloaded beyond a budget, and
+        drops the message. It does so only for output: other messages are small, and begin or end an answer.
         """
         if not self._messages or self._messages[0][2] > self._opened:
             return None
@@ -406,7 +412,7 @@ class OutputLog:
         return withdrawn
 
     def clear(self) -> None:
-        """Drop all messages, those that wait and those that are kept."""
+        """Drop all messages, those that wait and those that are kept. A log that stores messages stores no more."""
         self._messages.clear()
         self._give_back(self.queued)
         if self._stored is not None:
@@ -746,7 +752,7 @@ class RequestWarning(Struct, frozen=True):
 
 
 class InputHeard(Struct, frozen=True):
-    """Says that all input before a mark was judged and all its consequences were sent: see ``TurnListener.mark``."""
+    """Says that all input before a mark was judged, and what follows from it was sent: see ``TurnListener.mark``."""
 
 
 ServerMessage: TypeAlias = (
@@ -856,9 +862,9 @@ class _SavedFinal(Struct, kw_only=True, omit_defaults=True):
 class SavedMessage(Struct, omit_defaults=True):
     """A message of the server in a form that can be written to bytes.
 
-    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error if the
-    message is one; otherwise one entry for each of its ``warnings``, in order, None for a warning that is in
-    ``warnings`` itself.
+    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. If the message is an error, or a
+    RequestWarning, ``errors`` has that error. For a final it has one entry for each warning, in order: an error, or
+    None for an AnswerWarning, which is the next in ``warnings``.
     """
 
     kind: str

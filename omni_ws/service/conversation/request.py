@@ -769,7 +769,7 @@ class Request:
     def check_held(self) -> None:
         """Charge the overhead of waiting chunks.
 
-        Raises PayloadTooLarge if there are too many chunks or tool results.
+        Raises PayloadTooLarge if there are too many chunks or tool results, and what ``charge`` raises.
         """
         received, most = self.session.received, MAX_WAITING_CHUNKS
         if received.tool_results > MAX_TOOL_RESULTS:
@@ -845,7 +845,11 @@ class Request:
         earlier: EarlierParts | None = None,
         warn: Callable[[OmniError], None] = lambda error: None,
     ) -> GenerationRequest:
-        """Return the GenerationRequest for the engine; the user's message begins with ``earlier``."""
+        """Return the GenerationRequest for the engine.
+
+        The engine sees ``history``, and the user's message begins with ``earlier``. The engine calls ``warn`` with the
+        error of a part of the input that it goes on without.
+        """
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         language = spoken_language(config.input_audio)

@@ -67,9 +67,10 @@ class SavedQueue(msgspec.Struct, kw_only=True):
 class RequestQueue:
     """The requests of a conversation: gives the first to the engine, and every request exactly one final.
 
-    Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, one that is
-    cancelled while it is answered, and all that another request interrupts have their finals immediately. The next
-    answer waits until the engine's call for the one before has ended.
+    Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, and one that
+    is cancelled while it is answered, have their finals immediately; so do all that another request interrupts, unless
+    their words are still being transcribed (``cancel``). The next answer waits until the engine's call for the one
+    before has ended.
 
     The user's words are not lost with an answer. If an answer is cut off before all speech of its request is
     transcribed, the engine goes on with the transcription alone, as a *cut turn* (CutTurns), while it works on the next
@@ -137,7 +138,7 @@ class RequestQueue:
 
     @property
     def current(self) -> Request | None:
-        """The request that is being answered."""
+        """The request that is being answered; None if none is."""
         return next((request for request in self.requests if request.answering), None)
 
     @property
@@ -165,7 +166,7 @@ class RequestQueue:
         return None if self._held is None else self._held.by
 
     def find(self, request_id: str) -> Request | None:
-        """Return the request of this id; None if it has its final."""
+        """Return the request of this id; None if it has its final, or is aside."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     # saved
@@ -183,7 +184,10 @@ class RequestQueue:
         )
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
-        """Take over the state of a saved queue, with ``requests`` made from ``saved.requests``."""
+        """Take over the state of a saved queue, with ``requests`` made from ``saved.requests``.
+
+        Each of ``saved.late`` gets an empty late transcript, which says that recognition failed.
+        """
         self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output, late=saved.late)
         for request in requests:
             self._sequencer.open(request.request_id)
@@ -322,8 +326,8 @@ class RequestQueue:
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         """End a request: write its error, if it has one, and its final, and release the request. Idempotent.
 
-        ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the Finished of the
-        engine.
+        Does nothing for a cut turn. ``reason`` is overridden by the cancellation or the error of the request.
+        ``finished`` is the Finished of the engine.
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
@@ -359,7 +363,7 @@ class RequestQueue:
         self._wake.set()
 
     def refuse(self, request: Request, error: OmniError) -> None:
-        """End a request immediately with an error of its input."""
+        """End a request immediately with ``error``, and its answer, if that has begun."""
         request.fail(error)
         self.end(request, FinishReason.ERROR)
         if (answer := self._answers.get(request)) is not None:

@@ -75,7 +75,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def says(sentence: str) -> str:
-    """Return a sentence without empty words at its beginning: "oh, well"."""
+    """Return a sentence, cut after _LONGEST characters, without empty words at its beginning: "oh, well"."""
     said = sentence.replace("’", "'")[:_LONGEST]
     lead = _leads().match(said)
     return said if lead is None else said[lead.end() :]

@@ -160,7 +160,10 @@ class ToolResults:
         self._is_async, self._tell = is_async, tell
 
     def work(self, call_id: str) -> None:
-        """Note that an answer has ended with this call of an async tool, which works from now on."""
+        """Note that an answer has ended with this call of an async tool, which works from now on.
+
+        A call whose result has come already works no more.
+        """
         if call_id in self._early:
             del self._early[call_id]
             return

@@ -67,23 +67,26 @@ class Unasked:
         self._acknowledged_sec = FIRST_FILLER_SEC
 
     def acknowledge_after(self, seconds: float) -> None:
-        """Say the filler of async tools so long after their calls, if the model has said nothing with them."""
+        """Say the filler of async tools ``seconds`` after their calls, if the model has said nothing with them."""
         self._acknowledged_sec = seconds
 
     def note_news(self) -> None:
-        """Note that there is something new to tell or to know: that async tools work need not be said any more."""
+        """Note that there is news to tell or to know: a filler for async tools alone is not said any more."""
         if self._one_filler:
             self._remarks.stop_fillers()
 
     def takes(self, result: InputChunk) -> bool:
-        """If ``result`` is that of an async tool, queue it as a telling.
+        """If ``result`` is the first one of a call to an async tool, queue it as a telling.
 
-        Returns whether it is. Raises EngineOverloaded.
+        Returns whether the tool is async. Raises EngineOverloaded; InvalidValue if the result is not UTF-8.
         """
         return self._results.take_late(result)
 
     def note_quiet(self, now: float) -> None:
-        """Note whether anybody speaks or an answer is due and, if not, since when it has been quiet."""
+        """Look whether anybody speaks or an answer is due and, if not, since when it has been quiet.
+
+        Call this at each change: fillers, the idle prompt, tellings and summaries of the talk wait for quiet.
+        """
         conversation = self._conversation
         summaries = conversation.limits.summaries
         if conversation.stream.single_request:
@@ -117,7 +120,10 @@ class Unasked:
         self._conversation.limits.summaries.forget(self._conversation)
 
     def note_end(self, request: Request) -> None:
-        """Note that a request has its final. From now on its tools work, and fillers may be said."""
+        """Note that a request has its final. From now on its tools work, and fillers may be said.
+
+        Its calls of MCP tools are made, and its calls to async tools get WORKING as their result.
+        """
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
@@ -255,9 +261,9 @@ def phrases() -> dict[str, _Phrases]:
 class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
-    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, the first filler is said
-    ``first_sec`` after the call, unless the model said something itself; each further one NEXT_FILLER_SEC after
-    anybody last spoke. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
+    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, a filler is said after a silence
+    of NEXT_FILLER_SEC; after one of ``first_sec`` if nothing has been said since the call, not even with it. With
+    ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
@@ -395,7 +401,7 @@ class Murmurs:
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
         """Say a murmur in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time for one.
 
-        Checks that only after the listener has applied the rest of its audio, in which the speaker may go on.
+        This is decided once the listener has applied the rest of its audio, in which the speaker may go on.
         """
         asyncio.get_running_loop().call_soon(self._look, turn_id, began_ms, audio_ms)
 
@@ -583,7 +589,8 @@ class Telling:
 
     ``about`` is the id of the tool call whose result the text is; None for other news. ``entered`` is called when the
     text has entered the model's context; ``told``, with the id of the request, once some of the answer was heard;
-    ``dropped`` if the text will not be told, as the call was withdrawn.
+    ``dropped`` if the text will not be told, as the call was withdrawn. Neither ``told`` nor ``dropped`` is called if
+    nothing of an answer is heard: the model has nothing to say, its requests fail MAX_TRIES times, or the talk ends.
     """
 
     text: str
@@ -691,7 +698,7 @@ class Tellings:
         self._conversation.ledger.weigh()
 
     def close(self) -> None:
-        """Drop all tellings. Idempotent."""
+        """Drop all tellings, without a call of ``dropped``, as the conversation ends. Idempotent."""
         self._waiting.clear()
         self._current = None
         self._share.resize(0)
@@ -706,7 +713,10 @@ class Tellings:
         self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
-        """Note that an answer has ended. Returns its calls to async tools, which work from now on."""
+        """Note that an answer has ended. Returns its calls to async tools, which work from now on.
+
+        The history gets WORKING as their results.
+        """
         found = [one for one in async_calls(request) if one.is_whole and not self._results.withdrew(one.id)]
         for call in found:
             arguments = call.arguments
@@ -769,7 +779,7 @@ class Tellings:
         return request.tells
 
     def speak(self, now: float) -> bool:
-        """Begin with the next telling, if it is due. Returns whether it was."""
+        """Open the request for the next telling, if it is due. Returns whether it was."""
         self._look(now)
         when = self.get_timer()
         if when is None or now < when or self._current is not None:

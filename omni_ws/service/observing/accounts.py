@@ -58,7 +58,7 @@ class Accounts:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count an observation in the metrics, and log the ends of requests and sessions."""
+        """Count an observation in the metrics, and log the ends of requests and sessions, and playback after an end."""
         if isinstance(observation, SessionOpened):
             self._sessions[session.session_id] = observation.timeline
             self._counted[session.session_id] = NO_INPUT
@@ -255,7 +255,7 @@ def _log_played(session: SessionIdentity, timeline: RequestTimeline) -> None:
 
 
 def _times_of(timeline: RequestTimeline) -> dict[str, int]:
-    """Return the moments of an answer by their names in a log line, such as ``first_token_ms``."""
+    """Return the moments and counts of an answer by their names in a log line, such as ``first_token_ms``."""
     told = timeline.times.in_ms()
     told.pop("speech_ended", None)  # from which the others are counted
     return {name if name.endswith(("_ms", "_tokens")) else f"{name}_ms": value for name, value in told.items()}

@@ -103,7 +103,7 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a request. ``error`` is the reason why the answer is not whole; None if there is none."""
+    """The end of a request. ``error`` is the reason why the answer is not whole; None without an error."""
 
     at: float
     final: FinalChunk
@@ -115,7 +115,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestReached:
-    """A request has reached ``step``. A refused request reaches no step after ``opened``."""
+    """A request has reached ``step``.
+
+    A request that is refused as it opens reaches no step after ``opened``; a greeting, none after ``input_ended``.
+    """
 
     timeline: RequestTimeline
     step: Step
@@ -194,7 +197,7 @@ class SessionTimeline:
         self.unfinished[request.request_id] = request
 
     def withdraw(self) -> None:
-        """Note that a request was withdrawn, and does not count."""
+        """Note that a request was withdrawn: it does not count among the requests."""
         self.request_count -= 1
 
     def speaks(self, request: RequestTimeline) -> None:
@@ -205,7 +208,10 @@ class SessionTimeline:
             del self.unplayed[next(iter(self.unplayed))]
 
     def played(self, request_id: str, when: float) -> None:
-        """Note that the answer to a request began to play at ``when``. Only the first call for each request counts."""
+        """Note that the answer to a request began to play at ``when``.
+
+        Only the first call for each request counts, and only while the request is in ``unplayed``.
+        """
         if self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
             request.mark_played(when)
 
@@ -213,8 +219,9 @@ class SessionTimeline:
 class RequestTimeline:
     """The times of one request's steps, from its opening to its end.
 
-    Each ``mark_*`` method records a step at the present time and reports it to the observers. A time is None until its
-    step is reached; a step is marked at most once, except cancellations.
+    Each ``mark_*`` method records a step, at the present time unless it takes another. All but ``mark_admitted`` and
+    ``mark_turn_decided`` also report it to the observers. A time is None until its step is reached; a step is marked at
+    most once, except cancellations.
     """
 
     __slots__ = (
@@ -281,9 +288,9 @@ class RequestTimeline:
 
     @property
     def first_answer_modality(self) -> OutputModality | None:
-        """The modality that the answer began with.
+        """The modality that the answer began with; None while it has not begun.
 
-        A transcript of the input counts only with the task ``transcribe``.
+        Thoughts do not count, and a transcript of the input counts only with the task ``transcribe``.
         """
         return next((modality for modality in self.first_outputs if self._answers(modality)), None)
 
@@ -363,7 +370,7 @@ class RequestTimeline:
         self._report(OutputBegan(self, modality))
 
     def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note words of the input: settled ones, or a guess at a pause, which may turn out right."""
+        """Note words of the input: settled ones, or a guess at a pause, which may turn out right; not interim ones."""
         if isinstance(words, TranscriptGuess):
             self.times.guess(words.text, self.now())
         elif not words.interim:
@@ -378,7 +385,7 @@ class RequestTimeline:
         self.times.decide_turn(speech_ended, self.now(), audio_ms)
 
     def mark_played(self, when: float) -> None:
-        """Record that the first audio of the answer was played at ``when``; not earlier than it was sent."""
+        """Record that the first audio of the answer was played at ``when``, or when it was sent if that was later."""
         self.times.play(when)
         self._report(AnswerPlayed(self))
 
@@ -413,7 +420,10 @@ class RequestTimeline:
         player: PlayerStatistics,
         content: LedgerEntry,
     ) -> None:
-        """Record the final of the request, which goes into the outbox next."""
+        """Record the final of the request, which goes into the outbox next.
+
+        ``error`` and the statistics enter the Outcome; ``content`` has the texts of both sides.
+        """
         self.outcome = Outcome(
             at=self.now(),
             final=final,

@@ -47,7 +47,11 @@ class ProfileKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """The parameters for starting a profile. None stands for a default; paths are relative to the root of profiles."""
+    """The parameters for starting a profile. None stands for a default; paths are relative to the root of profiles.
+
+    ``event_dir`` is the folder for events; ``trace_path_template`` is the common prefix of the trace files. ``trace``:
+    trace the engine, too, if it can.
+    """
 
     kind: ProfileKind = ProfileKind.WHOLE
     run_id: str | None = None
@@ -92,9 +96,9 @@ class Profiling:
     async def start(self, asked: ProfileRequest) -> RunningProfile:
         """Start a profile.
 
-        A running profile of the same kind is stopped first, unless it has the same ``run_id`` and traces. An engine
-        that cannot trace is profiled by events alone. Raises InvalidValue for paths that are outside the root or cannot
-        be written.
+        A running profile of the same kind with the same ``run_id`` and prefix of traces is returned as it is; any other
+        is stopped first. An engine that cannot trace is profiled by events alone. Raises InvalidValue for paths that
+        are outside the root, cannot be written, or are another profile's; and the errors of the engine's tracing.
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
@@ -118,7 +122,8 @@ class Profiling:
     async def stop(self, kind: ProfileKind, run_id: str | None = None) -> FinishedProfile | None:
         """Stop the profile of this kind. Returns None if none runs, or if its ``run_id`` is another. Idempotent.
 
-        With a ``run_id``, kind WHOLE also stops a profile of kind REQUESTS with that ``run_id``.
+        If no profile of kind WHOLE has the given ``run_id``, WHOLE means one of kind REQUESTS that has it. Raises the
+        errors of the engine's tracing; the profile is stopped nevertheless.
         """
         async with self._lock:
             kinds = [kind]

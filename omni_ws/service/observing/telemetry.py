@@ -84,10 +84,11 @@ def network_processor() -> SpanProcessor:
 
 
 class RequestSpans:
-    """The observer that exports each ended request as a span: stages are child spans, other steps are events.
+    """The observer that exports each request as a span, when the request or its session has ended.
 
-    Register it without ``every_chunk`` and ``every_output``. Of what a client wrote, a span
-    contains only the trace context (``traceparent``, ``tracestate``).
+    Stages are child spans, as is the time from the user's speech to the answer (``turn``); other steps are events. Of
+    what a client wrote, a span contains only the trace context (``traceparent``, ``tracestate``). Register the observer
+    without ``every_chunk`` and ``every_output``.
     """
 
     def __init__(self, tracer: Tracer, *, model: Callable[[], str] | None = None) -> None:
@@ -249,7 +250,7 @@ class MetricsExport:
         self._began_ns = time.time_ns()
 
     async def run(self) -> None:
-        """Export the metrics at every interval until cancelled, and once more at the end."""
+        """Export the metrics at every interval until cancelled, and once more at the end; then close the exporter."""
         interval_sec = _interval_ms() / 1000
         try:
             while True:
@@ -262,7 +263,7 @@ class MetricsExport:
     async def send(self) -> None:
         """Export the present metrics.
 
-        A failure is only logged: as counts are totals, the next export makes up for it.
+        A failed export is only logged: as counts are totals, the next one makes up for it.
         """
         families, now_ns = self._families(), time.time_ns()
         try:

@@ -44,7 +44,7 @@ InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that has had no content from its client, so that admission may evict it. Compared by identity."""
+    """A session that may have had no content from its client: then admission may evict it. Compared by identity."""
 
     @property
     def has_content(self) -> bool:
@@ -145,7 +145,7 @@ class Admission:
         return self._counts.total
 
     async def wait_empty(self) -> None:
-        """Wait until no slot is taken."""
+        """Wait until no session of this process has a slot."""
         await self._no_sessions.wait()
 
     @contextmanager
@@ -160,10 +160,11 @@ class Admission:
             slot.release()
 
     def take(self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False) -> Slot:
-        """Take a slot.
+        """Take a slot. If none is free, another session may be evicted for it.
 
-        ``client`` is the address of the peer. A ``lent`` slot can be evicted until ``Slot.keep`` is called. Raises
-        ShuttingDown; EngineOverloaded when the server is full; RateLimited when the holder has its share.
+        ``client`` is the address of the peer. Without ``many_requests``, the session is also counted as a request. A
+        ``lent`` slot can be evicted until ``Slot.keep`` is called. Raises ShuttingDown; EngineOverloaded when the
+        server is full; RateLimited when the holder has its share, and what ``request`` raises.
         """
         holder = self._holder(key, client)
         slot = Slot(self, key, holder)
@@ -269,7 +270,7 @@ class Admission:
         self._wake_next()
 
     def _evict(self) -> None:
-        """Evict a session if no slot is free."""
+        """If no slot is free, evict a session, if one may be evicted."""
         if self._counts.total < self.max_sessions:
             return
         if self._lent:
@@ -321,7 +322,7 @@ class Admission:
         return error
 
     def request(self, key: ApiKey | None) -> None:
-        """Count a request against the rate of ``key``.
+        """Count a request against the rate of ``key``; None has no rate.
 
         Raises RateLimited, and counts nothing, if the rate is exceeded, or the key has used up a daily limit.
         """
@@ -473,7 +474,10 @@ class DailyUseFile:
     """
 
     def __init__(self, path: Path, use: DailyUse) -> None:
-        """Lock and read the file. Raises ConfigurationError if it is unusable or belongs to a running server."""
+        """Lock the file, read it into ``use``, and write it whenever ``use`` changes.
+
+        Raises ConfigurationError if the file is unusable or belongs to a running server.
+        """
         self.use = use
         self._path = path
         self._timer: asyncio.TimerHandle | None = None
@@ -495,7 +499,10 @@ class DailyUseFile:
 
     @classmethod
     def configured(cls, config: ServerConfig, keys: Iterable[ApiKey]) -> Self | None:
-        """Return the file of a server with these keys; None if no key has a daily limit."""
+        """Return the file of a server with these keys, locked; None if no key has a daily limit.
+
+        Raises ConfigurationError.
+        """
         limits = daily_limits(keys)
         if not limits:
             return None
@@ -539,7 +546,7 @@ class DailyUseFile:
             self._note_change()
 
     async def close(self) -> None:
-        """Write counts that have changed, and unlock the file for other servers."""
+        """Write counts that have changed, and unlock the file for other servers. A failure to write is only logged."""
         self._closing = True
         if self._writing is not None:
             await self._writing
@@ -563,7 +570,7 @@ def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
 def _locked(path: Path) -> int:
     """Lock a file until this process ends or closes it.
 
-    Returns its descriptor. Raises BlockingIOError if it is locked.
+    Returns its descriptor. Raises BlockingIOError if it is locked. On Windows nothing is locked.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if sys.platform != "win32":

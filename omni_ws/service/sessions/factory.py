@@ -152,7 +152,8 @@ class SessionFactory:
     ) -> None:
         """``group`` is set if this process is one of several workers, which share limits.
 
-        ``chat_engine`` answers in the chats that the server itself opens (Chats); with None, ``engine`` does.
+        ``chat_engine`` answers in the chats that the server itself opens (Chats); with None, ``engine`` does. Raises
+        ConfigurationError if the file of daily use or the key of the store cannot be used.
         """
         self.group = group
         self.engine = engine
@@ -353,7 +354,10 @@ class SessionFactory:
         return Configuration(rules, account)
 
     def connect_gauges(self) -> None:
-        """Connect the gauges of the metrics to functions that are called at each scrape."""
+        """Connect the gauges of the metrics to functions that are called at each scrape.
+
+        Also has the engine report answers begun at pauses, and changes of its capabilities, which sessions then follow.
+        """
         metrics, engine, admission, budget = self.metrics, self.engine, self.admission, self.budget
         metrics.sessions_active.set_function(lambda: admission.sessions)
         metrics.sessions_limit.set(admission.max_sessions)
@@ -506,7 +510,10 @@ class Chats:
         return chat
 
     async def close(self) -> None:
-        """Wait until all chats have ended. The sessions must have ended before."""
+        """Wait until all chats have ended, and stop their own engine, if there is one.
+
+        The sessions must have ended before.
+        """
         if self._lives:
             await asyncio.wait(self._lives)
         if self._engine is not None:
@@ -529,7 +536,7 @@ class Chat(Attachment):
         conversation.suspend_time(True)
 
     def configure(self, **patch: Any) -> None:
-        """Configure later requests. Raises an InvalidRequest, and then changes nothing."""
+        """Configure later requests with fields of ``session_config``. Raises what ``Conversation.configure`` raises."""
         self.conversation.configure({**_OF_ALL, **patch})
 
     def output_ready(self) -> None:

@@ -1,4 +1,4 @@
-"""Keepers, each of which writes one session to the store; and the check who may have the record of a session.
+"""Keepers, each of which writes one session to the store; and the rules who may have the record of a session.
 
 A keeper writes its session to the store, and holds back output until the store has it.
 
@@ -174,7 +174,7 @@ class Keeper(Gate, LeaseHolder):
     # input
 
     def receive(self, data: bytes, *, is_text: bool, again: bool) -> None:
-        """Keep a frame of the client, which takes effect within this call of the loop.
+        """Keep a frame of the client, which takes effect in this pass of the loop.
 
         ``again``: if the frame is lost before it is acknowledged, the client sends it again.
         """
@@ -198,7 +198,10 @@ class Keeper(Gate, LeaseHolder):
         self._frame_bytes = 0
 
     def when_settled(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything so far is in the store; immediately if it is, or if the store is degraded."""
+        """Call ``call`` once everything so far is in the store; immediately if it is, or if the store is degraded.
+
+        It is never called if the lease is lost.
+        """
         self._append_frames()
         if self._marked:
             self._after.append(call)
@@ -258,7 +261,7 @@ class Keeper(Gate, LeaseHolder):
     def hand_over(self) -> bool:
         """Leave the session in the store for another process. From now on nothing is written, and nothing is sent.
 
-        Returns False, having done nothing, if the store cannot take the session now.
+        Returns False if the store cannot take the session now, which then stays here.
         """
         self._snapshot()
         if not self._lease.whole:
@@ -363,7 +366,8 @@ async def find_record(
 async def take_record(store: SessionStore, session_id: str) -> Taken:
     """Take over a record that ``find_record`` found. If its holder is just giving it back, wait for that.
 
-    Raises SessionConflict if a living process has it, and EngineOverloaded if the store does not answer.
+    Raises SessionConflict if a living process still has it after GIVING_BACK_SEC, or it is gone or damaged;
+    EngineOverloaded if the store does not answer.
     """
     for wait in (*[GIVING_BACK_SEC / _LOOKS] * _LOOKS, 0):
         with store_errors():

@@ -245,7 +245,7 @@ class Session:
         return self.outbox.can_rewind(last_output)
 
     def resume(self, attachment: Attachment, last_output: int) -> tuple[SessionResumedFrame, InputAckFrame]:
-        """Attach another connection, whose client has received the outputs up to ``last_output``.
+        """Attach another connection, in place of any present one. Its client has the outputs up to ``last_output``.
 
         ``can_resume`` and ``resumable`` must be true. Returns the frames to send before any others.
         """
@@ -273,7 +273,7 @@ class Session:
         return resumed, ack
 
     def release(self, *, deleted: bool = False) -> None:
-        """Detach the connection, if any, and tell it that another has the session, or that this was ``deleted``."""
+        """Detach the connection, if any, and tell it that the session was ``deleted``, or else that another has it."""
         if (attachment := self._attachment) is not None:
             self._part()
             if deleted:
@@ -282,7 +282,10 @@ class Session:
                 attachment.replaced()
 
     def detach(self, attachment: Attachment) -> None:
-        """Detach a connection that is gone. Does nothing if the session has another connection by now."""
+        """Detach a connection that is gone: the grace period begins or, without one, the session ends.
+
+        Does nothing if the session has another connection by now.
+        """
         if self._attachment is not attachment:
             return
         self._part()
@@ -357,7 +360,7 @@ class Session:
     def hand_over(self) -> bool:
         """Leave the session in the store, and end it here: its client continues it with another server.
 
-        Returns False, having done nothing, if the session is not kept in a store, or the store does not work.
+        Returns False if the session is not open or not kept in a store, or the store does not work: it stays here.
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
@@ -379,9 +382,10 @@ class Session:
         self.end(None)
 
     def drain(self, time_left: float) -> None:
-        """Refuse new requests, answer those that are open, and then end the session; ``time_left`` is in seconds.
+        """Refuse new requests, answer those that are open, and then end the session.
 
-        A client that is disconnected keeps its grace period while there is something to send to it.
+        ``time_left`` (seconds) is only announced to the client: the caller calls ``end`` after it. A client that is
+        disconnected keeps its grace period while there is something to send to it.
         """
         if not self.is_open:
             return
@@ -617,11 +621,12 @@ class Sessions:
         taken: tuple[Lease, list[ToldOutput], int] | None = None,
         session_id: str | None = None,
     ) -> Session:
-        """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
+        """Open and run a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
         ``client`` is the address of the client. ``session_id`` is given if the new session takes the id of an earlier
         one. ``taken``, for a session from the store, has its lease, the outputs made after it was saved, and the number
-        of the last output that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+        of the last output that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed;
+        with ``saved`` also what ``Session.restore`` and ``tell_again`` raise.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -683,7 +688,10 @@ class Sessions:
     async def claim_alive(
         self, session_id: str, token: str, key: ApiKey | None, *, answers: Callable[[], Awaitable[bool]]
     ) -> Session:
-        """Do as ``claim``, but with a store, a client with a spent token must answer; see ``take_over``."""
+        """Do as ``claim``, but with a store, a client with a spent token must answer; see ``take_over``.
+
+        Raises SessionTimeout if the client does not answer, or has come over another connection meanwhile.
+        """
         living = self._living.get(session_id)
         if self._store is not None and living is not None and living.session.owner == key_name(key):
             session, before = living.session, None
@@ -722,7 +730,10 @@ class Sessions:
             return await store.delete(session_id, owner=key_name(key))
 
     async def end(self, session: Session, *, deleted: bool = False) -> None:
-        """End a session that its client cannot resume, or that is deleted, and wait until its slot is free."""
+        """End a session that its client cannot resume, or that is ``deleted``, and wait until its slot is free.
+
+        Its connection, if any, is told that the session was deleted, or else that another has it.
+        """
         session.release(deleted=deleted)
         session.end(None)
         living = self._living.get(session.session_id)
@@ -737,7 +748,7 @@ class Sessions:
     def drain(self, time_left: float) -> None:
         """Hand over the sessions that a store keeps; let the others end when their open requests are answered.
 
-        The others have ``time_left`` seconds for that.
+        The clients of the others are told that they have ``time_left`` seconds; call ``end_all`` after that.
         """
         for living in tuple(self._living.values()):
             if not living.session.hand_over():
@@ -750,7 +761,7 @@ class Sessions:
                 living.session.end(error)
 
     async def wait_closed(self) -> None:
-        """Wait until no session is left."""
+        """Wait until the sessions that are open now have ended."""
         lives = [living.life for living in self._living.values()]
         if lives:
             await asyncio.wait(lives)

@@ -1,8 +1,8 @@
 """Counts that the workers of a server share, in a file that all of them map into memory; and WorkerGroup.
 
 The file holds integers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key. The
-supervisor owns the file and assigns the rows to workers. When a worker has ended, it frees the worker's row, and thus
-the slots that were counted there (``free``).
+supervisor owns the file and assigns the rows to workers. When a worker has ended, the supervisor frees its row, and
+thus the slots that were counted there (``free``).
 
 There is no lock, so that no process ever waits for another, which may hang. Each cell has one writer, its worker; a
 total is the sum over the rows. Therefore a worker counts a slot first and then checks the limit (``Admission.take``):
@@ -74,7 +74,10 @@ class _Cell(IntEnum):
 
 
 class WorkerRow:
-    """The counts of one worker. While the worker runs, only it writes them; before and after, the supervisor does."""
+    """The counts of one worker, which alone writes them while it runs; before and after, the supervisor does.
+
+    ``given`` and ``hung`` are written by the supervisor at all times.
+    """
 
     def __init__(self, cells: memoryview[int], floats: memoryview[float], index: int, keys: Sequence[str]) -> None:
         self._cells = cells
@@ -179,7 +182,7 @@ class SharedCounts:
     """The counts of all workers. Each process has an object of its own, mapped to the same file."""
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
-        """Map ``file``, which has ``rows`` rows, one for each worker, and in each row ``slots`` cells for sessions.
+        """Map ``file``, resized to ``rows`` rows, one for each worker, and in each row ``slots`` cells for sessions.
 
         ``keys`` are the names of all API keys, in the same order in every process.
         """
@@ -446,12 +449,15 @@ class WorkerGroup(abc.ABC):
     def destination(self, target: bytes) -> int | None:
         """Return the number of the worker that must serve a request for ``target``; None for this worker.
 
-        0 means any worker but this one.
+        0 stands for any worker but this one.
         """
 
     @abc.abstractmethod
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection to the worker ``serial``: its file descriptor, and the bytes read from it."""
+        """Give an open connection to the worker ``serial``: its file descriptor, and the bytes read from it.
+
+        0 means any worker but this one.
+        """
 
     def owns_file(self, name: str) -> bool:
         """Return whether this worker manages the recording ``name``.

@@ -177,10 +177,10 @@ class StoreBackend(Protocol):
         """Release the resources that ``open`` acquired."""
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
-        """Apply changes, each to a record of its own; return the outcome of each, in order."""
+        """Apply changes, each to a different record; return the outcome of each, in order."""
 
     async def find(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record; None if there is no record, or none that can be read."""
+        """Return the clear part of a record, and who holds it; None if there is none, or that part is unreadable."""
 
     async def read(self, session_id: str) -> Contents | None:
         """Return the snapshot and the log of a record; None if there is no record."""
@@ -190,7 +190,8 @@ class StoreBackend(Protocol):
     ) -> Contents | None:
         """Raise the fence number from ``fence`` by one, make ``holder`` the holder, and return the record's contents.
 
-        Returns None if the number has changed, or the clear part is no longer ``clear``.
+        Returns None if there is no record, its number is not ``fence``, or its clear part is no longer ``clear`` (None:
+        any).
         """
 
     async def erase(self, session_id: str) -> bool:
@@ -206,12 +207,13 @@ class StoreBackend(Protocol):
         """Delete the heartbeat of a process: others may take the records that it holds."""
 
     async def probe(self) -> None:
-        """Check that the store works: write as many bytes as a record may have, and delete them."""
+        """Check that the store works: write as much as a record of some size has, and delete it."""
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
         """Delete records older than ``max_age_sec``, then the oldest until the rest fits ``max_bytes``.
 
-        Records of living holders stay. Returns the size of the rest.
+        Records of living holders stay. Returns the size of the rest; if another process has just pruned the store, the
+        size that it found.
         """
 
 
@@ -247,7 +249,7 @@ class Unreadable(Exception):
 
 
 def packed(data: bytes, *, compress: bool = True) -> bytes:
-    """Return ``data`` after a marker byte, compressed if that is worthwhile: records repeat their fields' names."""
+    """Return a marker byte and ``data``, which is compressed if that is worthwhile: records repeat names of fields."""
     shortest, longest = _COMPRESSED_BYTES
     return _DEFLATED + zlib.compress(data, 1) if compress and shortest <= len(data) <= longest else _PLAIN + data
 

@@ -7,7 +7,7 @@ together, as soon as there is something and the previous commit is done; no time
 **Leases.** A process writes to a record by its Lease. Whoever takes the record raises its fence number, and the next
 commit of the previous holder finds its lease lost: the session ends there, and its client is told nothing.
 
-**Degraded.** If no commit succeeds for ``slow_sec``, the store is full, or it is gone, nothing waits for the store any
+**Degraded.** If a commit takes longer than ``slow_sec``, the store is full, or it is gone, nothing waits for it any
 more: what is queued is dropped, everything counts as settled, and further entries are not kept. Records stay as they
 were: a client that resumes from one of them finds less than it was told. The store is tried again and again; once it
 works, each session is asked for a snapshot, a few at a time.
@@ -113,7 +113,9 @@ class LeaseHolder(Protocol):
         """
 
     def store_wants_snapshot(self) -> None:
-        """Called when the store works, but its record is out of date: call ``snapshot`` in this pass of the loop.
+        """Called when the store works, but its record is out of date, or its log is long or old.
+
+        Call ``snapshot`` in this pass of the loop.
 
         Called after ``store_degraded``, and also without it. When that snapshot is settled and the lease is ``whole``,
         the session can be resumed again.
@@ -272,8 +274,8 @@ class Taken:
 class SessionStore:
     """The only writer of a process to the store of sessions; see the module docstring.
 
-    ``max_age_sec`` and ``max_bytes`` limit the records of sessions that no living process has. Without a commit for
-    ``slow_sec`` the store is degraded.
+    ``max_age_sec`` and ``max_bytes`` limit the records of sessions that no living process has. The store is degraded if
+    it takes longer than ``slow_sec`` for a commit.
     """
 
     def __init__(
@@ -374,9 +376,9 @@ class SessionStore:
         return lease
 
     async def peek(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record (kind, owner, digests of tokens, holder, for how long the client is away).
+        """Return the clear part of a record, who holds it, and for how long its client is away.
 
-        Check it before ``take``. Returns None if there is no record, or none that this process can read. Raises
+        Check that before ``take``. Returns None if there is no record, or none that this process can read. Raises
         StoreError if the store does not answer.
         """
         if (lease := self._leases.get(session_id)) is not None and lease.ended:
@@ -389,10 +391,12 @@ class SessionStore:
     ) -> Taken | None:
         """Take over a record: from now on, no other process can write to it.
 
-        Returns None if there is no record that this process can read and that ``admits`` accepts; without ``force``
-        also if a living process has it. ``admits`` may take long: if the clear part is replaced meanwhile, it is asked
-        again. The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store does not
-        answer.
+        Returns None if there is no record that this process can read and that ``admits`` accepts; if the record is
+        damaged, or others keep changing it; without ``force`` also if a living process has it. ``admits`` may take
+        long: if the clear part is replaced meanwhile, it is asked again.
+
+        If this process had a lease of the record, that lease is lost. The new one is not ``whole``: write a snapshot,
+        then append. Raises StoreError if the store does not answer, and what ``admits`` raises.
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
@@ -442,7 +446,7 @@ class SessionStore:
         self._queued(lease).part(StoreEnd.RELEASE)
 
     async def read(self, session_id: str) -> _Opened | None:
-        """Return snapshot and entries of a record without taking it; None in the cases of ``peek``.
+        """Return snapshot and entries of a record without taking it; None in the cases of ``peek``, or if damaged.
 
         Raises StoreError.
         """
@@ -525,8 +529,9 @@ class SessionStore:
         """Queue a snapshot, which replaces the previous snapshot and its log.
 
         ``tokens`` are the digests that now admit a client; ``away``: whether the session has no client. Does nothing
-        while the store is degraded; ``store_wants_snapshot`` asks for another later. If the snapshot is larger than
-        ``MAX_SNAPSHOT_BYTES``, the store is degraded for this session alone, until a smaller one comes.
+        if the lease is lost or given up, nor while the store is degraded: ``store_wants_snapshot`` asks for another.
+        If the snapshot is larger than ``MAX_SNAPSHOT_BYTES``, the store is degraded for this session alone, until a
+        smaller one comes.
         """
         if lease.lost or lease.ended or self.degraded:
             return
@@ -544,7 +549,7 @@ class SessionStore:
         self._charge(queued, len(data))
 
     def want_snapshot(self, lease: Lease) -> None:
-        """Have ``store_wants_snapshot`` called, as the log is long, when the snapshots of others leave room."""
+        """Have ``store_wants_snapshot`` called, as the log is long, once the snapshots of other sessions leave room."""
         if lease.whole:
             self._wanting[lease] = None
 
@@ -743,9 +748,9 @@ class SessionStore:
             timer.cancel()
 
     def _failed(self, error: Exception) -> None:
-        """Degrade the store, as it raised.
+        """Degrade the store, as it raised ``error``.
 
-        After any other exception than StoreError, too, so that the store's tasks go on.
+        Any exception does so, not only StoreError, so that the store's tasks go on.
         """
         if isinstance(error, StoreError):
             self._degrade(error.reason, str(error))

@@ -232,7 +232,7 @@ class SqliteBackend:
         return await asyncio.wrap_future(self._thread.submit(self._mapped, call, *arguments))
 
     def _mapped(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return the result of ``call``. Lasting errors become StoreError, after which the file is opened anew."""
+        """Return the result of ``call``. Errors of the file become StoreError; unless full, the file is then closed."""
         try:
             return call(*arguments)
         except (sqlite3.Error, OSError) as error:
@@ -520,7 +520,7 @@ class SqliteBackend:
         return self._transaction(prune)
 
     def _make_room(self) -> bool:
-        """If the store is nearly full, delete records that no living process holds.
+        """If the store is nearly full, delete some records that no living process holds.
 
         Returns whether any were deleted.
         """
@@ -532,7 +532,7 @@ class SqliteBackend:
         return StoreSize(records, self._used_bytes())
 
     def _checkpoint(self, mode: str = "PASSIVE") -> None:
-        """Move the contents of the WAL to the file. This waits for the disk; commits, on another connection, do not."""
+        """Move the contents of the WAL to the file. This waits for the disk; commits wait for it only with TRUNCATE."""
         # A commit finds out what is wrong, and says so.
         is_busy = True
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_TRUNCATE_SEC)) as database:

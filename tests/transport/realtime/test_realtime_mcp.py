@@ -341,6 +341,14 @@ async def test_a_label_alone_keeps_a_server(reference: McpUnderTest) -> None:
         assert engine.requests[-1].tools == ()
 
 
+async def test_a_label_that_is_no_text_is_refused(reference: McpUnderTest) -> None:
+    async with session(reference, reference.tool()) as (client, _):
+        for label in (["sums"], {"sums": 1}):
+            tools = [{"type": "mcp", "server_label": label}]
+            error = await failed(client, "response.create", response={"tools": tools})
+            assert (error["code"], error["param"]) == ("unsupported_parameter", "response.tools[0]")
+
+
 async def test_rules_decide_which_tools_are_offered_and_which_calls_are_asked_about(reference: McpUnderTest) -> None:
     """By the names of tools, and by whether a tool changes nothing, which the server says of ``add`` alone."""
     label = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
