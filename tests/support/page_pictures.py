@@ -39,6 +39,7 @@ FRAMES_PER_SEC: Final = 10
 SLOWER_FRAMES: Final = f"""
 const draw = window.requestAnimationFrame.bind(window);
 window.requestAnimationFrame = (callback) => setTimeout(() => draw(callback), {1000 // FRAMES_PER_SEC - 20});
+void draw;  // a function would be called
 """
 #: What is asked in those that stand still, the word that sounds in them, and the window of each.
 ASKED: Final = ("What is three plus four?", "Count to twenty.")

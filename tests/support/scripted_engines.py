@@ -489,10 +489,10 @@ class ReinedEngine(EchoEngine):
                 await out.drain()
 
 
-def spoken(text: str, *, timed: bool = True, word_ms: int = SPOKEN_MS) -> Iterator[Any]:
+def spoken(text: str, *, timed: bool = True, word_ms: int = SPOKEN_MS, level: float = 0.25) -> Iterator[Any]:
     """The steps of an answer of these words; unless ``timed`` each sentence is a clause without times of words."""
     yield TextOutput(text)
-    samples = np.where(np.arange(SAMPLE_RATE * word_ms // 1000) // 30 % 2, 0.3, -0.3).astype(np.float32)
+    samples = np.full(SAMPLE_RATE * word_ms // 1000, level, np.float32)
     end = 0
     for index, word in enumerate(text.split()):
         end = text.index(word, end) + len(word)
@@ -506,7 +506,7 @@ def spoken(text: str, *, timed: bool = True, word_ms: int = SPOKEN_MS) -> Iterat
 
 def long_answer() -> list[EngineOutput]:
     """Two hundred words, a tenth of a second each."""
-    return [*spoken(" ".join(f"word{number}" for number in range(200)), word_ms=100)]
+    return [*spoken(" ".join(f"word{number}" for number in range(200)), word_ms=100, level=0.1)]
 
 
 def delegates(said: str, task: str = "find it", *, number: int = 1) -> list[Any]:
