@@ -193,7 +193,7 @@ class AudioPiece:
     #: The positions in ``payload`` where the client's chunks begin, and the numbers of these chunks.
     borders: tuple[int, ...]
     numbers: tuple[int | None, ...]
-    #: When its end had arrived, on the loop's clock.
+    #: When the piece was taken from the queue, on the loop's clock.
     came: float
 
     def number_at(self, position: int) -> int | None:

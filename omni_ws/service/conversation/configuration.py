@@ -104,7 +104,7 @@ class ConfigurationRules:
     cleans_audio: bool = False
     #: Whether this kind of session can begin with a greeting, and ask whether the user is still there.
     greeting: bool = False
-    #: The operator's own sentence while a tool works; empty: nothing is said then; None: see ``remarks``.
+    #: The operator's own sentence while a tool works; empty: nothing is said then; None: see ``Remarks``.
     tool_filler: str | None = None
     #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""

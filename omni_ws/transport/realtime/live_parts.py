@@ -511,7 +511,7 @@ class SpokenText:
 #
 # That chat has instructions, tools and a history of its own. Each piece of work is a response in it, whose events the
 # client gets inside of ``response.event``; the client runs the functions that the chat calls, and the talk goes on
-# meanwhile. The text of a response without calls is the result: the voice tells it at the next pause (``telling``).
+# meanwhile. The text of a response without calls is the result, told at the next pause (see ``Tellings``).
 #
 # The client's items wait in a buffer for ``response.create``. That goes on with every response whose calls all have
 # their outputs: two pieces of work at once do not wait for each other. Messages begin a response of no delegation.
