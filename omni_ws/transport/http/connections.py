@@ -236,7 +236,7 @@ class Connections:
         self._changed()
 
     def is_full(self, *, upgraded: int) -> bool:
-        """Return whether the newest connection is over the limit, given the number of ``upgraded`` connections."""
+        """Return whether the newest connection is over the limit. ``upgraded`` counts those not registered here."""
         return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
 
     def turn_away(self, connection: OpenConnection) -> bool:
@@ -560,7 +560,10 @@ class HttpInput:
             self._update_deadline()
 
     def after_read(self) -> None:
-        """Resume reading, even after the end of the body: only while a socket is read is its close noticed."""
+        """Resume reading, unless too many bytes of pipelined requests wait.
+
+        Also after the end of the body: only while a socket is read is its close noticed.
+        """
         if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
         self._update_deadline()
