@@ -326,7 +326,8 @@ class CallRoutes(FrontEnd):
     async def fork(self, exchange: HttpExchange) -> None:
         """Repeat a user turn of a recorded call with another voice or other instructions.
 
-        Responds with the id of the new call once its answer is complete.
+        Responds with the id of the new call once its answer is complete. Raises RateLimited while another fork is
+        played.
         """
         lines = await self._find(exchange)
         with self._forks.alone():

@@ -440,8 +440,8 @@ async def write_events(
 ) -> None:
     """Write an answer as server-sent events.
 
-    Events that are available together are written together. An error before the head is raised; an error after the head
-    is sent as an ``event: error``, which ends the stream without ``[DONE]``.
+    Events that are available together are written together. An error is raised if there is neither a head nor an event
+    before it; otherwise it is sent as an ``event: error``, which ends the stream without ``[DONE]``.
 
     Args:
         done: Whether ``data: [DONE]`` ends the stream.
@@ -549,7 +549,7 @@ class EventBatch:
 
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
-    """Respond with a stream of one ``event: error``, for clients that read errors only from events."""
+    """Respond with 200 and a stream of one ``event: error``, for clients that read errors only from events."""
     exchange.tell_error(error)
     await exchange.start(200, SSE_HEADERS)
     await exchange.end([error_event(error)])
@@ -564,7 +564,10 @@ def error_event(error: OmniError) -> bytes:
 async def write_raw_audio(
     exchange: HttpExchange, source: AnswerSource, media_type: str, *, head_at_start: bool
 ) -> None:
-    """Write the bytes of the audio as they are produced. Raises the error that ends the answer."""
+    """Write the bytes of the audio as they are produced. Raises the error that ends the answer.
+
+    ``head_at_start`` is that of ``write_events``.
+    """
 
     async def start() -> None:
         if not exchange.head_sent:
