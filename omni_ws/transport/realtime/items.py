@@ -119,6 +119,7 @@ class ConversationItems:
     def add(self, item: Item) -> str | None:
         """Append an item, without adding it to the history. Returns the id of the item before it, None for the first.
 
+        An item with input for the engine is pending from now on. Beyond MAX_ITEMS, the oldest items are forgotten.
         Raises PayloadTooLarge and EngineOverloaded.
         """
         previous = next(reversed(self._items), None)
@@ -182,7 +183,7 @@ class ConversationItems:
         return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
-        """Remove the items that the next request answers from the history. Returns the items, and their input chunks.
+        """Remove from the history the items that the next request is to answer. Returns them, and their input chunks.
 
         A system message is context of the request, unless no other item is pending.
         """
@@ -219,7 +220,10 @@ class ConversationItems:
             self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
-        """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input."""
+        """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
+
+        Without a transcript, its input stays what it was.
+        """
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
@@ -428,7 +432,7 @@ def _words(text: str) -> list[str]:
 
 
 def transcription_event(turn: Turn, kind: str, **fields: Any) -> Event:
-    """Return an event about the transcript of a turn."""
+    """Return an event about the transcript of a turn; ``kind`` is "delta", "completed" or "failed"."""
     return {
         "type": f"conversation.item.input_audio_transcription.{kind}",
         "item_id": turn.item.item_id,
@@ -818,7 +822,7 @@ class Dictation:
         self.turn, self.size, self.ended, self.error = None, 0, False, None
 
     def clear(self) -> None:
-        """Discard the utterance."""
+        """Discard the utterance, and cancel its request."""
         turn = self.turn
         if turn is not None:
             turn.clear()

@@ -156,7 +156,10 @@ class LivePlayer:
         return bool(self._answers or self._ahead)
 
     def say(self, answer_id: str, audio: bytes, start_ms: float | None = None) -> None:
-        """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before."""
+        """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before.
+
+        Audio of an answer that was sent before a cut is left out.
+        """
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].end()
@@ -181,7 +184,7 @@ class LivePlayer:
         return waits or any(one.answer_id == answer_id for one in self._ahead)
 
     def duck(self, lowered: bool) -> None:
-        """Lower the volume of the audio sent from now on, or restore its full volume."""
+        """Lower the volume of the audio sent from now on, or restore its full volume. A-law keeps its volume."""
         if self._ducker is not None:
             self._ducker.duck(lowered)
             if not self._answers:
@@ -283,7 +286,10 @@ class LiveFixture:
         self.playing = False
 
     def play(self, fields: Mapping[str, Any], event_id: str | None) -> None:
-        """Play the audio in the client's event. If it raises an InvalidRequest, nothing was interrupted."""
+        """Play the audio in the client's event: the answer is cancelled, and its audio dropped.
+
+        If it raises an InvalidRequest, or the client gets an error as there is no room, nothing was interrupted.
+        """
         if self.playing:
             raise InvalidValue("a fixture is being played already", param="type")
         audio = _checked(fields)
