@@ -161,7 +161,7 @@ class Call(RealtimeConnection):
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Pass speech of the caller (pcm16 at SAMPLE_RATE) to the conversation."""
+        """Pass speech of the caller (pcm16 at SAMPLE_RATE) to the conversation; drop it while no input is taken."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
@@ -331,7 +331,10 @@ def check_offer(offer: str) -> str:
 async def answer_offer(
     peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
 ) -> str:
-    """Return the SDP answer to an offer from ``check_offer``. Raises InvalidFrame or UnsupportedFormat."""
+    """Connect the tracks to ``peer``, and return the SDP answer to an offer from ``check_offer``.
+
+    Raises InvalidFrame or UnsupportedFormat. Logs which of the ICE servers gave no address.
+    """
     peer.addTrack(speaker)
     (transceiver,) = peer.getTransceivers()
     codecs = RTCRtpSender.getCapabilities("audio").codecs
@@ -461,7 +464,7 @@ class CallChannel(PausedReading):
             receiver.connection_closing()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
-        """Send a whole message without waiting."""
+        """Send a whole message without waiting. Does nothing unless the channel is open."""
         if self._channel is not None:
             with suppress(InvalidStateError):
                 self._channel.send(data.decode() if is_text else data)
