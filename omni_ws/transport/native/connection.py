@@ -330,7 +330,8 @@ class StreamConnection(PausedReading, ServerConnection):
         self._receiver = receiver
         self.heard_at = self.loop.time()
         protocol = self.protocol
-        self._parsing = Parsing.LIBRARY if protocol.extensions or protocol.debug else Parsing.DIRECT
+        if protocol.extensions or protocol.debug:
+            self._parsing = Parsing.LIBRARY  # and never back: the library may have begun a frame
         limits = (protocol.max_message_size, protocol.max_fragment_size)
         self._max_size = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.resume_reading(Pause.EARLY)
