@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -682,10 +682,7 @@ class MergedAnswers:
         """Return the merged final, with all finish reasons and the sum of the usage."""
         finals = [self._finals[index] for index in range(len(self._sessions))]
         reasons = [reason for final in finals for reason in self._reasons(final)]
-        usage = Usage(
-            input_tokens=sum(final.usage.input_tokens for final in finals),
-            output_tokens=sum(final.usage.output_tokens for final in finals),
-        )
+        usage = reduce(_sum, (final.usage for final in finals))
         foreign = [reason for final in finals for reason in final.foreign_reasons or (None,) * self._choices]
         return dataclasses.replace(
             last,
