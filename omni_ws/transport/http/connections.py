@@ -715,7 +715,10 @@ class HttpOutput:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
 
     def begin_content(self, *, filler: bytes, chunked: bool) -> None:
-        """Set how ``probe`` may interrupt the content of the response whose head has just been sent."""
+        """Set how ``probe`` may interrupt the content of the response whose head has just been sent.
+
+        ``filler`` is content without meaning, empty for none; ``chunked``: whether the content is sent in chunks.
+        """
         self._filler = filler
         self._chunked = chunked
         self._zeros = 0
