@@ -311,7 +311,7 @@ class ModeBKeeper:
     async def opened(self, session: ModeBSession, owner: str | None) -> AsyncIterator[None]:
         """Keep a new session, which is first used in the block.
 
-        If the block raises, the session ends, and its record is deleted.
+        ``owner`` is the name of its key. If the block raises, the session ends, and its record is deleted.
         """
         held: _Held | None = None
         if self._store is not None:
@@ -335,7 +335,8 @@ class ModeBKeeper:
         If the input of a restored session is being fed to the engine again, wait until the engine has taken all of it.
         After ``patience`` seconds, yield the session anyway: while ``is_returning``, the block may only read its state.
 
-        Raises what ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session,
+        ``client`` is the address of the client, for the limits of a session that is restored. Raises what
+        ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session,
         EngineOverloaded if the store does not answer, and ShuttingDown if this one ends.
         """
         held = self._held.get(session_id)

@@ -307,7 +307,8 @@ _SKIPPED_AT_A_STRETCH: Final = 64
 async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, heartbeat_sec: float) -> None:
     """Write the result as events: all of them, or those after the ``Last-Event-ID`` of the request.
 
-    Encoding is deterministic: each reader gets the same events with the same numbers.
+    ``heartbeat_sec`` is that of ``write_events``. Encoding is deterministic: each reader gets the same events with the
+    same numbers. Raises InvalidValue for a ``Last-Event-ID`` that is no id of an event.
     """
     events = NumberedEvents(exchange, _last_event_id(exchange))
     reader = ResultReader(session, events)
