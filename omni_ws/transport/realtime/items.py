@@ -95,9 +95,10 @@ ROOT: Final = "root"
 class ConversationItems:
     """The items of one session in order, kept in step with the messages of its history.
 
-    The text of an item that a client creates is in the history from its creation on. An item that no response has
-    answered is *pending*: ``take_pending`` removes it from the history, and returns it as the input of a request. The
-    request puts it back into the history, with its answer.
+    The items are charged to ``budget``; none is added beyond ``max_bytes``. The text of an item that a client creates
+    is in the history from its creation on. An item that no response has answered is *pending*: ``take_pending`` removes
+    it from the history, and returns it as the input of a request. The request puts it back into the history, with its
+    answer.
     """
 
     def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
@@ -487,7 +488,8 @@ class RealtimeResponse:
 
     The answer's message and each of its calls are items. ``server_call`` returns the item for a call that the server
     makes (None for another call), given the request id, the call id and the tool's name. ``add`` puts an item into the
-    conversation, and returns the id of the item before it; ``add`` is None for a response out of band.
+    conversation, and returns the id of the item before it; ``add`` is None for a response out of band. The text of the
+    answer is charged to ``account``; ``metadata`` is the client's.
     """
 
     def __init__(

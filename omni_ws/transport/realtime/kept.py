@@ -185,7 +185,10 @@ async def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
 def begin_record(
     store: SessionStore, session: Session, kind: str, key: ApiKey | None, content: Callable[[], Any], token: str
 ) -> ConversationRecord:
-    """Begin the record of a new session. ``token`` is "" if the client's key suffices."""
+    """Begin the record of a new session. ``token`` is "" if the client's key suffices.
+
+    ``kind`` is REALTIME_KIND or LIVE_KIND; ``content`` returns the snapshot to write.
+    """
     tokens = (token_digest(token),) if token else ()
     lease = store.begin(session.session_id, kind=kind, owner=key_name(key))
     return ConversationRecord(store, lease, session, content, tokens=tokens)
