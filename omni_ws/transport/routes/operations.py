@@ -452,7 +452,10 @@ class DemoRoutes(FrontEnd):
         await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
 
     async def phone(self, exchange: HttpExchange) -> None:
-        """Respond with a QR code of the page's address (``{"svg": …}``); null without ``http.phone_url`` or segno."""
+        """Respond with a QR code of the page's address (``{"svg": …}``); null without ``http.phone_url`` or segno.
+
+        Raises OriginNotAllowed for pages of other origins, and Unauthenticated.
+        """
         request = exchange.request
         exchange.allow_origin(False)  # no response has CORS fields
         if not is_allowed_origin(request, ()):

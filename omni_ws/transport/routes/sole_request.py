@@ -379,7 +379,7 @@ class AnswerSource(Protocol):
 
 
 async def next_message(source: AnswerSource) -> ServerMessage:
-    """Wait for the next message and return it."""
+    """Wait for the next message and return it. Raises the error that ended the answer."""
     while (message := source.take()) is None:
         await source.wait()
     return message
