@@ -421,7 +421,11 @@ class CallChannel(PausedReading):
         input_pace: Callable[[int], float] | None,
         write_timeout: float,
     ) -> None:
-        """``budget`` is charged for waiting events, whether received or unsent. ``write_timeout`` is in seconds."""
+        """``budget`` is charged for waiting events, whether received or unsent. ``write_timeout`` is in seconds.
+
+        ``input_pace`` is called with the bytes of each event and of each packet's speech, and returns for how many
+        seconds to pause reading.
+        """
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
