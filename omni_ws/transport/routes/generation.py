@@ -124,10 +124,10 @@ class GenerationRoutes(FrontEnd):
             await respond_error_event(exchange, error)
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Split chunks that are larger than sessions accept; images stay whole."""
+        """Split chunks that are larger than sessions accept; images and tool results stay whole."""
         size = self._config.streaming_input.max_chunk_bytes
         for chunk in chunks:
-            if chunk.modality is Modality.IMAGE:
+            if chunk.modality is Modality.IMAGE or chunk.tool_call_id is not None:
                 yield chunk
                 continue
             for start in range(0, max(1, len(chunk.payload)), size):
