@@ -589,9 +589,7 @@ async def listen(
 ) -> AsyncIterator[GrpcListener]:
     """Serve gRPC while the block runs. Calls are refused until ``GrpcListener.begin``.
 
-    Raises OSError, with advice, if the port cannot be bound.
-
-    ``max_connections`` also limits the calls at a time. Without ``credentials``, there is no TLS.
+    Raises OSError, with advice, if the port cannot be bound. Without ``credentials``, there is no TLS.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = "stop the process that uses the port, or choose another with --grpc-port (0: any)"
