@@ -1,4 +1,4 @@
-"""Recording of connections: of HTTP requests with their responses, and of the messages of WebSockets."""
+"""Recording of connections: of HTTP requests with their responses, and the messages of WebSockets and data channels."""
 
 from __future__ import annotations
 

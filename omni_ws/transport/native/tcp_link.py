@@ -1,4 +1,4 @@
-"""Native sessions over TCP without WebSocket: TcpPort accepts connections, TcpLink is one of them; and Playout.
+"""Sessions over TCP without WebSocket: TcpPort accepts connections, TcpLink is one of them; and Playout.
 
 Playout cuts the audio of answers into packets for phone calls, where the server decides when each packet is played.
 """

@@ -1,7 +1,10 @@
-"""LiveDialect: translates the events of OpenAI's Live API to and from a conversation. Has no socket.
+"""OpenAI's Live API: its front end and connections over WebSocket, and LiveDialect, which has no socket.
+
+LiveDialect translates the events of the API to and from a conversation.
 
 **Who speaks when** is decided by the conversation: its turn detection, its interruption, its history of what was heard.
-The client sends audio and receives audio (``LivePlayer``) without pause. The dialect requires only turn detection.
+The client sends audio and receives audio (``LivePlayer``) without pause. The server must hear speech, detect turns and
+have a language model.
 
 **Time.** The session's time line begins at ``session.started``. Every FRAME_MS a tick sends the audio that is due,
 reports to the conversation how far each answer was played, and sends the client the words that were heard so far, so

@@ -1,4 +1,4 @@
-"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, and their sidebands."""
+"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, sidebands and secrets."""
 
 from __future__ import annotations
 

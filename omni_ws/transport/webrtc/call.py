@@ -214,8 +214,8 @@ class RealtimeCall(Call):
     """A call of the Realtime API.
 
     The server sends the audio of answers in real time. Therefore it also reports when the audio of a response begins
-    and ends. When the caller speaks or a response is cancelled, it drops the audio that was not heard. While the caller
-    speaks and it is undecided whether this interrupts the answer, it lowers the volume of the answer.
+    and ends. When the caller interrupts an answer or a response is cancelled, it drops the audio that was not heard.
+    While the caller speaks and it is undecided whether this interrupts the answer, it lowers the volume of the answer.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
