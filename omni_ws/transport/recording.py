@@ -461,7 +461,7 @@ class _RecordedReceiver:
 
 
 def _handshake_target(target: str) -> str:
-    """Return a handshake's target with at most ``session_id`` of its query, and with none of it to resume a session."""
+    """Return a handshake's target with at most ``session_id`` of its query; with none of it if it resumes a session."""
     path, _, query = target.partition("?")
     fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]
     return f"{path}?{urlencode(fields)}" if fields and "resume_token" not in query else path
