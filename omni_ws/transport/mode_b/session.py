@@ -422,12 +422,12 @@ class ModeBSession(Attachment):
             self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:
-        """End a live session, or delete a stored result. Idempotent."""
+        """End a live session, or delete a stored result. Idempotent. Raises RuntimeError for an expired session."""
         if self.state is not InputState.CANCELLED:
             self._stop(InputState.CANCELLED, None)
 
     def expire(self) -> None:
-        """Delete a stored result that is no longer kept."""
+        """Delete a stored result that is no longer kept. Raises RuntimeError for an expired session."""
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def keep(self, until: float) -> None:
