@@ -84,7 +84,10 @@ def has_more_fields(message: bytes, limit: int) -> bool:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at ``position`` and the position after it. Raises IndexError if the message ends within it."""
+    """Return the varint at ``position`` and the position after it.
+
+    Raises IndexError if the message ends within it, or if it has more than ten bytes.
+    """
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]
@@ -221,7 +224,10 @@ class Salience(SalienceServicer):
             self._begun.close_all()
 
     def key(self, context: CallContext) -> ApiKey | None:
-        """Authenticate a call and return its key. Raises Unauthenticated and ShuttingDown."""
+        """Authenticate a call. Returns its key; None if no keys are configured.
+
+        Raises Unauthenticated and ShuttingDown.
+        """
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         authorization = metadata.get("authorization")
         if isinstance(authorization, bytes):
@@ -338,8 +344,8 @@ MAX_FIELDS: Final = 65_536
 class MessageIntake(grpc.aio.ServerInterceptor):
     """An interceptor that bounds the memory and the time for receiving the messages of calls.
 
-    It authenticates calls of ``service`` before it reads their message, and charges the message to ``budget`` until the
-    call ends.
+    It authenticates calls of ``service`` before it reads their message, and charges a message of more than
+    ``SMALL_BYTES`` to ``budget`` until the call ends. It refuses calls beyond ``max_calls`` at a time.
 
     gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
     it buffers at most 64 KiB of a message that is not being read. The interceptor therefore limits how many messages
@@ -559,7 +565,10 @@ class GrpcListener:
         self._servicer.close_sessions()
 
     async def close(self) -> None:
-        """Stop, even if a drain is under way. Running calls have a second to finish, or the time set by ``hurry``."""
+        """Stop and close all sessions, even if a drain is under way.
+
+        Running calls have ``CLOSE_TIMEOUT_SEC`` to finish, or the time set by ``hurry``.
+        """
         await self._server.stop(self._close_timeout)
         if self._stopping is not None:
             await self._stopping
@@ -580,7 +589,7 @@ async def listen(
 ) -> AsyncIterator[GrpcListener]:
     """Serve gRPC while the block runs. Calls are refused until ``GrpcListener.begin``.
 
-    Raises OSError, with advice, if the port cannot be bound.
+    Raises OSError, with advice, if the port cannot be bound. Without ``credentials``, there is no TLS.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = "stop the process that uses the port, or choose another with --grpc-port (0: any)"
@@ -641,7 +650,10 @@ def _try_port(host: str, port: int) -> None:
 
 
 def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
-    """Load TLS credentials from PEM files. Without ``key``, the certificate's file holds the private key too."""
+    """Load TLS credentials from PEM files. Without ``key``, the certificate's file holds the private key too.
+
+    Raises OSError for a file that cannot be read.
+    """
     chain = certificate.read_bytes()
     return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])
 

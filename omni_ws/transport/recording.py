@@ -1,4 +1,4 @@
-"""Recording of connections: of HTTP requests with their responses, and of the messages of WebSockets."""
+"""Recording of connections: of HTTP requests with their responses, and the messages of WebSockets and data channels."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ _SINGLE: Final = frozenset(
 def is_whole_json(request: HttpRequest) -> bool:
     """Return whether, by its headers, the body is one JSON object and not streaming input.
 
-    Such a body is recorded when it is complete, without the credentials of MCP servers in it.
+    The type that curl sends by default counts as JSON if the body has a Content-Length. Such a body is recorded when it
+    is complete, without the credentials of MCP servers in it.
     """
     live = (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1")
     kinds = ("", "application/json") if request.content_length is None else ("", "application/json", FORM_TYPE)
@@ -170,7 +171,10 @@ class HttpRecordings:
 
     @classmethod
     def configured(cls, config: ServerConfig, sessions: SessionFactory, *, sessions_path: str) -> Self | None:
-        """Return the recordings that ``config`` asks for, or None. Raises ConfigurationError for an unusable folder."""
+        """Return the recordings that ``config`` asks for, or None. Creates their folder if there is none.
+
+        Raises ConfigurationError for a folder that other users can access, or that cannot be written.
+        """
         if config.record is None:
             return None
         group = sessions.group
@@ -193,7 +197,10 @@ class HttpRecordings:
         return cls(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
 
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
-        """Begin to record an exchange, if the recorder chooses it."""
+        """Begin to record an exchange, if its path is recorded and the recorder chooses it.
+
+        A request to an open session of Mode B is recorded exactly if the session is.
+        """
         request = exchange.request
         name = key_name(key)
         session: _Session | None = None
@@ -212,7 +219,7 @@ class HttpRecordings:
         exchange.record(RecordedExchange(self, connection, session, _body_scrubber(request)))
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
-        """Return the recording of a session, for a WebSocket that reads its answer; None if there is none."""
+        """Return the recording of a session of ``key``, for a WebSocket that reads its answer; None if it has none."""
         session = self._find(session_id, key_name(key))
         return None if session is None else session.recording
 
@@ -454,7 +461,7 @@ class _RecordedReceiver:
 
 
 def _handshake_target(target: str) -> str:
-    """Return the target of a handshake without the query fields that resume a session."""
+    """Return a handshake's target with at most ``session_id`` of its query; with none of it if it resumes a session."""
     path, _, query = target.partition("?")
     fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]
     return f"{path}?{urlencode(fields)}" if fields and "resume_token" not in query else path

@@ -134,7 +134,7 @@ def check_origin(request: HttpRequest) -> None:
 def is_allowed_origin(request: HttpRequest, allowed: Collection[str]) -> bool:
     """Return whether pages of the request's ``Origin`` may use this server: its own pages, and those in ``allowed``.
 
-    ``*`` in ``allowed`` allows any page.
+    ``*`` in ``allowed`` allows any page. A request without ``Origin`` is allowed.
     """
     origin = request.headers.get("origin")
     return origin is None or "*" in allowed or origin in allowed or _is_own_origin(request)
@@ -170,7 +170,7 @@ def _is_own_origin(request: HttpRequest) -> bool:
 
 
 def is_preflight(request: HttpRequest) -> bool:
-    """Return whether the request is a CORS preflight: a browser asks by OPTIONS if it may send another request."""
+    """Return whether the request is a CORS preflight: a browser asks by OPTIONS whether it may send another request."""
     return (
         request.method == "OPTIONS"
         and "origin" in request.headers
@@ -189,9 +189,9 @@ def response_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
 
 
 def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
-    """Return the CORS fields of the response to an allowed origin's preflight. All requested header names are granted.
+    """Return the CORS fields of the response to an allowed origin's preflight, except those of ``response_headers``.
 
-    Raises InvalidFrame for a header name that is not ASCII.
+    All requested header names are granted. Raises InvalidFrame for a header name that is not ASCII.
     """
     headers = [
         ("Access-Control-Allow-Methods", ", ".join(methods)),
@@ -265,7 +265,7 @@ class ClientSecrets:
     def create(self, secret: ClientSecret, *, lifetime: float, now: float) -> str:
         """Create a value for ``secret``, keep its digest for ``lifetime`` seconds, and return the value.
 
-        Raises RateLimited if the secret's key has too many secrets.
+        Raises RateLimited if the secret's key has too many secrets, or their settings are too large together.
         """
         outstanding = self._by_key.setdefault(key_name(secret.key), _Outstanding())
         outstanding.drop_expired(now)

@@ -70,7 +70,7 @@ class Application(ABC):
 
     @abstractmethod
     def allows_host(self, request: HttpRequest) -> bool:
-        """Return whether the request's ``Host`` names this server."""
+        """Return whether a request with this ``Host`` may be served."""
 
     @abstractmethod
     def allows_origin(self, request: HttpRequest) -> bool:
@@ -81,8 +81,7 @@ class Application(ABC):
 class HttpLimits:
     """Limits of one HTTP connection, in seconds and bytes."""
 
-    #: From the first byte of a request (for the first request, from the opening of the connection) to the end of its
-    #: head.
+    #: From the opening of a connection to its first byte, and from the first byte of a request to the end of its head.
     header_timeout_sec: float = 10.0
     #: Between two reads of a request body, while the peer owes bytes.
     body_timeout_sec: float | None = 30.0
@@ -254,7 +253,10 @@ class Router:
         self._websockets.setdefault(path, []).append((takes, upgrade))
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Return the decision on a handshake, or raise the error that refuses it: NotFound if no endpoint takes it."""
+        """Return the decision on a handshake, or raise the error that refuses it.
+
+        Raises NotFound if no endpoint takes it, or MethodNotAllowed if the path has only a route without GET.
+        """
         found = self._websockets.get(request.path)
         if found is None:
             found = self._websockets.get(self._find(request.segments)[0].template, [])
@@ -267,7 +269,8 @@ class Router:
     def match(self, method: str, segments: tuple[str, ...]) -> tuple[Handler, str, Mapping[str, str]]:
         """Return a request's handler, the template of its route (a label of the metrics) and the path's parameters.
 
-        Raises NotFound, or MethodNotAllowed with the methods of the path.
+        A HEAD without a handler of its own gets that of GET. Raises NotFound, or MethodNotAllowed with the methods of
+        the path.
         """
         route, parameters = self._find(segments)
         handler = route.methods.get(method)
@@ -284,7 +287,10 @@ class Router:
         return self._find(segments)[0].allow
 
     async def dispatch(self, exchange: HttpExchange) -> None:
-        """Run the handler of the exchange's request. OPTIONS is answered here, without authentication."""
+        """Run the handler of the exchange's request. OPTIONS is answered here, without authentication.
+
+        Raises what ``match`` and the handler raise.
+        """
         request = exchange.request
         if request.method == "OPTIONS":
             await exchange.respond_options(self.allow(request.segments))

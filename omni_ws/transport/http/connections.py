@@ -236,7 +236,7 @@ class Connections:
         self._changed()
 
     def is_full(self, *, upgraded: int) -> bool:
-        """Return whether the newest connection is over the limit, given the number of ``upgraded`` connections."""
+        """Return whether the newest connection is over the limit. ``upgraded`` counts those not registered here."""
         return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
 
     def turn_away(self, connection: OpenConnection) -> bool:
@@ -560,7 +560,10 @@ class HttpInput:
             self._update_deadline()
 
     def after_read(self) -> None:
-        """Resume reading, even after the end of the body: only while a socket is read is its close noticed."""
+        """Resume reading, unless too many bytes of pipelined requests wait.
+
+        Also after the end of the body: only while a socket is read is its close noticed.
+        """
         if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
         self._update_deadline()
@@ -712,7 +715,10 @@ class HttpOutput:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
 
     def begin_content(self, *, filler: bytes, chunked: bool) -> None:
-        """Set how ``probe`` may interrupt the content of the response whose head has just been sent."""
+        """Set how ``probe`` may interrupt the content of the response whose head has just been sent.
+
+        ``filler`` is content without meaning, empty for none; ``chunked``: whether the content is sent in chunks.
+        """
         self._filler = filler
         self._chunked = chunked
         self._zeros = 0

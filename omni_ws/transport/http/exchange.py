@@ -212,7 +212,7 @@ class HttpExchange:
         """Wait for body bytes and return them; return ``b""`` at the end of the body.
 
         Raises UnsupportedFormat for a body with a Content-Encoding, SessionTimeout for a peer that stopped sending or
-        is too slow, InvalidFrame for broken framing, and PeerGone.
+        is too slow, InvalidFrame for broken framing, the error given to ``end_body``, and PeerGone.
         """
         self._refuse_encoded_body()
         if self._pushed_back or self._ended_there:
@@ -268,7 +268,7 @@ class HttpExchange:
     def charge(self, size: int) -> None:
         """Set the memory charged for the body to ``size`` bytes, the part of the body that the handler holds now.
 
-        Raises EngineOverloaded if the server's budget has no room for that.
+        Does nothing without ``limit_input``. Raises EngineOverloaded if the server's budget has no room for that.
         """
         if self._input_share is not None:
             self._input_share.resize(size + len(self._pushed_back))
@@ -404,7 +404,7 @@ class HttpExchange:
         await self._output.drain()
 
     def close(self) -> None:
-        """Release what the exchange holds, once its handler has returned or was cancelled."""
+        """Release what the exchange holds and end its recording, once its handler has returned or was cancelled."""
         self._pushed_back = bytearray()
         self.charge(0)
         self.recording.over()
@@ -591,8 +591,9 @@ async def read_json_object(
 ) -> tuple[dict[str, Any], int]:
     """Read a body of at most ``limit`` bytes that is one JSON object. Returns the object and the size of the body.
 
-    ``hint`` is appended to the error message for another content type. Raises what ``HttpExchange.read_body`` raises,
-    UnsupportedFormat for another content type, and InvalidFrame for anything but a JSON object.
+    With ``may_be_empty``, an empty body counts as an object without fields. ``hint`` is appended to the error message
+    for another content type. Raises what ``HttpExchange.read_body`` raises, UnsupportedFormat for another content type,
+    and InvalidFrame for anything but a JSON object.
     """
     kind = exchange.request.content_type
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
@@ -656,8 +657,9 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
 class FormReader:
     """Incremental parser of a form: python-multipart's, with limits on parts and fields.
 
-    The result does not depend on how the body is cut into pieces. Time is linear in the size of the body, and memory
-    is bounded by that size. Raises UnsupportedFormat for a content type that is not a form's.
+    The result does not depend on how the body is cut into pieces. Time is linear in the size of the body, and memory is
+    bounded by that size. Raises UnsupportedFormat for a content type that is not a form's, or has no boundary, and
+    InvalidFrame for an invalid boundary.
     """
 
     def __init__(self, content_type: str) -> None:

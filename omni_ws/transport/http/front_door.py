@@ -213,7 +213,7 @@ class FrontDoor(asyncio.Protocol):
 
     @property
     def upgraded_connections(self) -> int:
-        """How many connections of the same port have been upgraded."""
+        """How many connections count besides the registered ones: those upgraded here, and all of the other workers."""
         elsewhere = 0 if self._elsewhere is None else self._elsewhere.connections_elsewhere
         return len(self._server.all_connections) + elsewhere
 
@@ -487,7 +487,10 @@ class FrontDoor(asyncio.Protocol):
         self._finish()
 
     def _turn_away(self) -> None:
-        """Refuse a connection over the limit without reading from it, so that a flood of connections costs little."""
+        """Refuse a connection over the limit without waiting for its request, so that a flood of them costs little.
+
+        If too many are being refused, drop it without a response.
+        """
         if self._connections.turn_away(self):
             self._refuse(EngineOverloaded("all connections are in use; retry later", retry_after_ms=1000))
         else:

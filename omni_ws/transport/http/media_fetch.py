@@ -38,7 +38,8 @@ Charge = Callable[[int], None]
 class MediaReader:
     """A reader of media that request bodies refer to, from files and URLs.
 
-    ``http.max_body_bytes`` and ``http.media_timeout_sec`` limit all media of one request together.
+    For each request, ``http.max_body_bytes`` limits all media together, and ``http.media_timeout_sec`` the time to
+    fetch URLs.
     """
 
     def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
@@ -140,8 +141,8 @@ class MediaFetcher:
     async def fetch(self, url: str, *, max_bytes: int, charge: Charge) -> tuple[bytes, str]:
         """Fetch ``url``. Returns the content and its media type; the type is "" if the host names none.
 
-        Raises UnsupportedParameter for a URL that is not allowed, InvalidValue if fetching fails, PayloadTooLarge, and
-        what ``charge`` raises. There is no time-out: the caller sets one.
+        Raises UnsupportedParameter for a URL that is not allowed, InvalidValue if the URL is malformed or fetching
+        fails, PayloadTooLarge, and what ``charge`` raises. There is no time-out: the caller sets one.
         """
         import httpcore
 

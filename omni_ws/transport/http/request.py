@@ -186,8 +186,9 @@ class HttpRequest:
 def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
     """Build an HttpRequest from h11's event.
 
-    ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted proxies. Raises
-    InvalidFrame and HeaderTooLarge for requests that h11 accepts and this server refuses.
+    ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted proxies. ``secure``:
+    whether the connection uses TLS. Raises InvalidFrame and HeaderTooLarge for requests that h11 accepts and this
+    server refuses.
     """
     if len(event.headers) > MAX_HEADER_LINES:
         raise HeaderTooLarge(f"the request head exceeds {MAX_HEADER_LINES} header lines")

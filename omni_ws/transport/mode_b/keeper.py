@@ -127,8 +127,8 @@ class _Held(LeaseHolder, Gate):
     def works(self) -> bool:
         """Whether work keeps the session in this process.
 
-        It does while a body is received, once output was made or all input has arrived, and until the engine has
-        released an ended session.
+        It does while a body is received before work begins, once output was made or all input has arrived, and until
+        the engine has released an ended session.
         """
         session = self.session
         if session.state is InputState.STARTED:
@@ -141,7 +141,11 @@ class _Held(LeaseHolder, Gate):
         return self._marked or self.behind or bool(self.session.output)
 
     def snapshot(self) -> None:
-        """Replace the contents of the record by a snapshot of the session as it is now."""
+        """Replace the contents of the record by a snapshot of the session as it is now.
+
+        Once the snapshot is settled, a session at rest is given back. While the store fails, the record is only marked
+        as out of date. Does nothing without a lease.
+        """
         if self.lease is None:
             return
         self._marked, self.behind, self._mixed = False, self._store.degraded, True
@@ -305,7 +309,10 @@ class ModeBKeeper:
 
     @asynccontextmanager
     async def opened(self, session: ModeBSession, owner: str | None) -> AsyncIterator[None]:
-        """Keep a new session, which is created and used in the block. If the block raises, delete the session."""
+        """Keep a new session, which is first used in the block.
+
+        ``owner`` is the name of its key. If the block raises, the session ends, and its record is deleted.
+        """
         held: _Held | None = None
         if self._store is not None:
             lease = self._store.begin(session.id, kind=MODE_B_KIND, owner=owner)
@@ -328,8 +335,9 @@ class ModeBKeeper:
         If the input of a restored session is being fed to the engine again, wait until the engine has taken all of it.
         After ``patience`` seconds, yield the session anyway: while ``is_returning``, the block may only read its state.
 
-        Raises what ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session, and
-        EngineOverloaded if the store does not answer.
+        ``client`` is the address of the client, for the limits of a session that is restored. Raises what
+        ``ModeBRegistry.get`` and ``restored`` raise, SessionConflict if another server has the session,
+        EngineOverloaded if the store does not answer, and ShuttingDown if this one ends.
         """
         held = self._held.get(session_id)
         if held is not None:
@@ -355,7 +363,10 @@ class ModeBKeeper:
             yield
 
     def stop_returning(self, session_id: str, key: ApiKey | None) -> None:
-        """Cancel a session whose input is being fed again, without waiting until the engine has taken all of it."""
+        """Cancel a session whose input is being fed again, without waiting until the engine has taken all of it.
+
+        Does nothing for any other session.
+        """
         if session_id in self._returning:
             self.registry.get(session_id, key).cancel()
 
@@ -618,7 +629,10 @@ def _open_request(session: ModeBSession, request_id: str) -> Request:
 
 
 def _tell_again(session: ModeBSession, output: OutputChunk) -> None:
-    """Note an output of a restored session's answer, and store it. Readers may have seen the output already."""
+    """Note an output of a restored session's answer, and store it. Readers may have seen the output already.
+
+    If the answer cannot go on after it, fail the session.
+    """
     request = _open_request(session, output.request_id)
     entry, conversation = request.entry, session.conversation
     assert conversation is not None

@@ -145,7 +145,10 @@ class ModeBRoutes(FrontEnd):
         return self._registry.add(conversation, form, key=key, slot=slot.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:
-        """Feed chunks to a session, and wait while the engine is behind. Responds with 202 and its state."""
+        """Feed chunks to a session, and wait while the engine is behind. Responds with 202 and its state.
+
+        A body that is too large fails the session.
+        """
         async with self._session(exchange) as session:
             self._limit_input(exchange, self._authenticate(exchange))
             try:
@@ -171,7 +174,7 @@ class ModeBRoutes(FrontEnd):
             await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
-        """Respond with the state of a session, without waiting for input that is being fed again."""
+        """Respond with the state of a session. Waits for input that is being fed again, but only for a moment."""
         async with self._session(exchange, patience=_STATUS_PATIENCE_SEC) as session:
             await exchange.respond_json(200, self._status(session))
 
@@ -304,7 +307,8 @@ _SKIPPED_AT_A_STRETCH: Final = 64
 async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, heartbeat_sec: float) -> None:
     """Write the result as events: all of them, or those after the ``Last-Event-ID`` of the request.
 
-    Encoding is deterministic: each reader gets the same events with the same numbers.
+    ``heartbeat_sec`` is that of ``write_events``. Encoding is deterministic: each reader gets the same events with the
+    same numbers. Raises InvalidValue for a ``Last-Event-ID`` that is no id of an event.
     """
     events = NumberedEvents(exchange, _last_event_id(exchange))
     reader = ResultReader(session, events)
@@ -432,13 +436,19 @@ class NumberedEvents:
         await self._exchange.write(data)
 
     async def caught_up(self) -> None:
-        """Send the head, if ``start`` was called: all events so far are written, and more may follow."""
+        """Send the head, if ``start`` was called: all events so far are written, and more may follow.
+
+        Raises InvalidValue for a ``Last-Event-ID`` beyond these events.
+        """
         if self._started:
             self._check_number()
             await self._send_head()
 
     async def end(self, parts: Sequence[bytes] = ()) -> None:
-        """End the response; respond with 204 if no event followed ``Last-Event-ID``."""
+        """End the response; respond with 204 if no event followed ``Last-Event-ID``.
+
+        Raises InvalidValue for a ``Last-Event-ID`` beyond the last event.
+        """
         await self.write_all(parts)
         if self._exchange.head_sent:
             await self._exchange.end()
@@ -569,8 +579,9 @@ class ModeBReaders(FrontEnd):
 class ModeBReader:
     """One WebSocket that reads the answer of a Mode B session from its beginning.
 
-    ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays only itself: the session
-    goes on, and the connection is closed after ``write_timeout``.
+    ``binary_audio``: whether audio is sent in binary frames. ``ping_interval`` and ``write_timeout`` are in seconds. A
+    client that does not read delays only itself: the session goes on, and the connection is closed after
+    ``write_timeout``.
     """
 
     def __init__(

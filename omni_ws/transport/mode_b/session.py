@@ -416,18 +416,18 @@ class ModeBSession(Attachment):
         self._length_timer = self._loop.call_later(left, self.fail, session_too_long(seconds))
 
     def fail(self, error: OmniError) -> None:
-        """End a live session with ``error`` and clear its output."""
+        """End a live session with ``error`` and clear its output. Does nothing if the session has ended."""
         if self.live and self._session is not None:
             self._session.conversation.end_in_error()
             self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:
-        """End a live session, or delete a stored result. Idempotent."""
+        """End a live session, or delete a stored result. Idempotent. Raises RuntimeError for an expired session."""
         if self.state is not InputState.CANCELLED:
             self._stop(InputState.CANCELLED, None)
 
     def expire(self) -> None:
-        """Delete a stored result that is no longer kept."""
+        """Delete a stored result that is no longer kept. Raises RuntimeError for an expired session."""
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def keep(self, until: float) -> None:
@@ -644,8 +644,7 @@ class ModeBRegistry:
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> ModeBSession:
         """Continue a saved session. ``key`` must be the one that opened it.
 
-        An ended session is stored for the whole session time-out again. Raises SessionNotFound and EngineOverloaded as
-        ``Sessions.restore`` does, and what ``Admission.take`` raises.
+        An ended session is stored for the whole session time-out again. Raises what ``Sessions.restore`` raises.
         """
         with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedModeB)

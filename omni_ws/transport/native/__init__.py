@@ -1,1 +1,1 @@
-"""The native WebSocket protocol: the handshake, the connection, and the attachment of its session."""
+"""The native WebSocket protocol: the handshake, the connection, and the attachment of its session; and TCP links."""

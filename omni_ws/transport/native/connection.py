@@ -248,9 +248,7 @@ class Parsing(enum.Enum):
 
     Transitions::
 
-        EARLY -> DIRECT             ``attach``, without extensions
-        EARLY -> LIBRARY            ``attach`` with extensions; ``ignore_messages``
-        DIRECT -> LIBRARY           an unusual frame, or a closing frame
+        DIRECT -> LIBRARY           ``attach`` with extensions; ``ignore_messages``; an unusual or a closing frame
         DIRECT, LIBRARY -> DEPARTED the peer hangs up while reading is paused
         any -> DISCARDED            the budget has no room for a message
     """
@@ -319,7 +317,8 @@ class StreamConnection(PausedReading, ServerConnection):
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """Pass messages to ``receiver`` from now on, beginning with those that have arrived already.
 
-        ``account`` is the byte budget of the session, which is charged from now on.
+        ``account`` is the byte budget of the session, which is charged from now on. The headers of the handshake are
+        dropped, to save memory.
         """
         if account is not None:
             self._unfinished.move(account)
@@ -331,7 +330,8 @@ class StreamConnection(PausedReading, ServerConnection):
         self._receiver = receiver
         self.heard_at = self.loop.time()
         protocol = self.protocol
-        self._parsing = Parsing.LIBRARY if protocol.extensions or protocol.debug else Parsing.DIRECT
+        if protocol.extensions or protocol.debug:
+            self._parsing = Parsing.LIBRARY  # and never back: the library may have begun a frame
         limits = (protocol.max_message_size, protocol.max_fragment_size)
         self._max_size = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.resume_reading(Pause.EARLY)

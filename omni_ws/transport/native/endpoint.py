@@ -155,7 +155,10 @@ class WebSocketSession(ConnectedSession):
         ack_clock: AcknowledgementClock,
         rounds: PeerRounds,
     ) -> None:
-        """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
+        """``binary_audio``: whether audio is sent in binary frames.
+
+        ``ack_clock`` and ``rounds`` are shared by all connections of a server.
+        """
         super().__init__(connection, session, rounds=rounds)
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
@@ -488,7 +491,10 @@ def updated_frame(
 
 
 def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
-    """Encode a message as a frame of the native protocol. Returns the frame, and whether it is a binary one."""
+    """Encode a message as a frame of the native protocol. Returns the frame, and whether it is a binary one.
+
+    With ``binary_audio``, the frames of audio are binary.
+    """
     if isinstance(message, OutputChunk):
         if binary_audio and message.modality is OutputModality.AUDIO:
             return encode_output_audio(message), True
@@ -630,7 +636,7 @@ KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
 
 
 class GroupedAcknowledgements(Acknowledgements):
-    """Acknowledgements that all sessions send at the same moments.
+    """Acknowledgements that, if they are delayed, all sessions send at the same moments.
 
     Input is committed to the store before it is acknowledged. Sessions that acknowledge together share a commit.
     """
@@ -773,9 +779,10 @@ class StreamingInput(SessionFrontEnd):
         return stream_accepted(self._sessions, key, serve=serve, route=NATIVE_PATH, subprotocol=subprotocol)
 
     async def create_secret(self, exchange: HttpExchange) -> None:
-        """Create a client secret. Its sessions begin with the fields of ``session_config`` given in ``session``.
+        """Respond with a new client secret. Its sessions begin with the fields of ``session_config`` in ``session``.
 
-        Raises Unauthenticated, RateLimited if the key has too many secrets, and the error of a field that is refused.
+        Raises NotFound if streaming input is disabled, Unauthenticated, RateLimited if the key has too many secrets,
+        and the error of a field that is refused.
         """
         check_enabled(self._config.streaming_input)
         key = self._authenticator.authenticate(exchange.request)
@@ -916,7 +923,10 @@ class StreamingInput(SessionFrontEnd):
             session.keeper.tell(partial(self._tell_kept, session))
 
     async def delete(self, exchange: HttpExchange) -> None:
-        """End a session, in whichever process it is, and delete its record in the store."""
+        """End a session, in whichever process it is, and delete its record in the store. Responds with 204.
+
+        Raises NotFound if streaming input is disabled, Unauthenticated, and what ``Sessions.delete`` raises.
+        """
         check_enabled(self._config.streaming_input)
         request = exchange.request
         key = self._authenticator.authenticate(request)

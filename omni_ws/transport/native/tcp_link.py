@@ -1,4 +1,4 @@
-"""Native sessions over TCP without WebSocket: TcpPort accepts connections, TcpLink is one of them; and Playout.
+"""Sessions over TCP without WebSocket: TcpPort accepts connections, TcpLink is one of them; and Playout.
 
 Playout cuts the audio of answers into packets for phone calls, where the server decides when each packet is played.
 """
@@ -111,7 +111,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """Pass frames to ``receiver`` from now on."""
+        """Pass frames to ``receiver`` from now on. ``account`` is not charged."""
         self._receiver = receiver
         self.heard_at = self.loop.time()
         if not self.is_open:
@@ -121,7 +121,7 @@ class TcpLink(PausedReading, asyncio.Protocol):
     # writing
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
-        """Send a whole frame without waiting."""
+        """Send a whole frame without waiting. Does nothing once the link is closing."""
         if self._transport is not None and self.is_open:
             self._transport.write(data)
 
@@ -310,7 +310,8 @@ class Playout:
     def hear(self, message: ServerMessage) -> bool:
         """Queue the audio of one of the session's messages, if the message has any.
 
-        Returns True if the message silences the answers: then call ``clear`` to drop the audio that is still queued.
+        A message about the caller's speech may change the volume. Returns True if the message silences the answers:
+        then call ``clear`` to drop the audio that is still queued.
         """
         match message:
             case OutputChunk(modality=OutputModality.AUDIO):

@@ -1,1 +1,1 @@
-"""OpenAI's Realtime API: its events, translated to and from a conversation."""
+"""OpenAI's Realtime and Live APIs: their events, translated to and from a conversation."""

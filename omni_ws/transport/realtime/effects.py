@@ -307,8 +307,8 @@ class UrlImages:
     """Holds client events that name images by URL, and later events that depend on them, until the images are fetched.
 
     It then replaces the URLs by the images and calls ``handle`` with each event and the time of its arrival, in order.
-    ``refuse`` gets the error and the event if an event is refused or its images cannot be fetched; ``end`` gets an
-    error that ends the session.
+    Until then, the events and images are charged to ``account``. ``refuse`` gets the error and the event if an event is
+    refused or its images cannot be fetched; ``end`` gets an error that ends the session.
     """
 
     def __init__(

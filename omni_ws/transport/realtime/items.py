@@ -95,9 +95,10 @@ ROOT: Final = "root"
 class ConversationItems:
     """The items of one session in order, kept in step with the messages of its history.
 
-    The text of an item that a client creates is in the history from its creation on. An item that no response has
-    answered is *pending*: ``take_pending`` removes it from the history, and returns it as the input of a request. The
-    request puts it back into the history, with its answer.
+    The items are charged to ``budget``; none is added beyond ``max_bytes``. The text of an item that a client creates
+    is in the history from its creation on. An item that no response has answered is *pending*: ``take_pending`` removes
+    it from the history, and returns it as the input of a request. The request puts it back into the history, with its
+    answer.
     """
 
     def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
@@ -119,6 +120,7 @@ class ConversationItems:
     def add(self, item: Item) -> str | None:
         """Append an item, without adding it to the history. Returns the id of the item before it, None for the first.
 
+        An item with input for the engine is pending from now on. Beyond MAX_ITEMS, the oldest items are forgotten.
         Raises PayloadTooLarge and EngineOverloaded.
         """
         previous = next(reversed(self._items), None)
@@ -182,7 +184,7 @@ class ConversationItems:
         return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
-        """Remove the items that the next request answers from the history. Returns the items, and their input chunks.
+        """Remove from the history the items that the next request is to answer. Returns them, and their input chunks.
 
         A system message is context of the request, unless no other item is pending.
         """
@@ -219,7 +221,10 @@ class ConversationItems:
             self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
-        """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input."""
+        """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
+
+        Without a transcript, its input stays what it was.
+        """
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
@@ -428,7 +433,7 @@ def _words(text: str) -> list[str]:
 
 
 def transcription_event(turn: Turn, kind: str, **fields: Any) -> Event:
-    """Return an event about the transcript of a turn."""
+    """Return an event about the transcript of a turn; ``kind`` is "delta", "completed" or "failed"."""
     return {
         "type": f"conversation.item.input_audio_transcription.{kind}",
         "item_id": turn.item.item_id,
@@ -483,7 +488,8 @@ class RealtimeResponse:
 
     The answer's message and each of its calls are items. ``server_call`` returns the item for a call that the server
     makes (None for another call), given the request id, the call id and the tool's name. ``add`` puts an item into the
-    conversation, and returns the id of the item before it; ``add`` is None for a response out of band.
+    conversation, and returns the id of the item before it; ``add`` is None for a response out of band. The text of the
+    answer is charged to ``account``; ``metadata`` is the client's.
     """
 
     def __init__(
@@ -818,7 +824,7 @@ class Dictation:
         self.turn, self.size, self.ended, self.error = None, 0, False, None
 
     def clear(self) -> None:
-        """Discard the utterance."""
+        """Discard the utterance, and cancel its request."""
         turn = self.turn
         if turn is not None:
             turn.clear()

@@ -57,7 +57,7 @@ class KeptLive(Struct, kw_only=True):
 
 
 def as_text(message: Message) -> Message:
-    """Return the message without its audio and images."""
+    """Return the message as text, without its audio and images. Speech without text becomes WORDS_UNKNOWN."""
     parts = [replace(part, speech=None, picture=None, more=()) for part in message.parts]
     text = " ".join(filter(None, (part.text for part in parts)))
     if not text and message.speech is not None:
@@ -88,7 +88,10 @@ class ConversationRecord(LeaseHolder):
         lease.holder = self
 
     def write(self, *, away: bool = False) -> None:
-        """Replace the contents of the record by a snapshot of the session as it is now."""
+        """Replace the contents of the record by a snapshot of the session as it is now.
+
+        ``away``: whether the session has ended. If the snapshot cannot be made, the session ends.
+        """
         try:
             data = msgpack.encode(self._content())
         except Exception as error:
@@ -182,7 +185,10 @@ async def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
 def begin_record(
     store: SessionStore, session: Session, kind: str, key: ApiKey | None, content: Callable[[], Any], token: str
 ) -> ConversationRecord:
-    """Begin the record of a new session. ``token`` is "" if the client's key suffices."""
+    """Begin the record of a new session. ``token`` is "" if the client's key suffices.
+
+    ``kind`` is REALTIME_KIND or LIVE_KIND; ``content`` returns the snapshot to write.
+    """
     tokens = (token_digest(token),) if token else ()
     lease = store.begin(session.session_id, kind=kind, owner=key_name(key))
     return ConversationRecord(store, lease, session, content, tokens=tokens)

@@ -1,7 +1,10 @@
-"""LiveDialect: translates the events of OpenAI's Live API to and from a conversation. Has no socket.
+"""OpenAI's Live API: its front end and connections over WebSocket, and LiveDialect, which has no socket.
+
+LiveDialect translates the events of the API to and from a conversation.
 
 **Who speaks when** is decided by the conversation: its turn detection, its interruption, its history of what was heard.
-The client sends audio and receives audio (``LivePlayer``) without pause. The dialect requires only turn detection.
+The client sends audio and receives audio (``LivePlayer``) without pause. The server must hear speech, detect turns and
+have a language model.
 
 **Time.** The session's time line begins at ``session.started``. Every FRAME_MS a tick sends the audio that is due,
 reports to the conversation how far each answer was played, and sends the client the words that were heard so far, so
@@ -145,7 +148,7 @@ def session_of(given: str) -> str:
 
 
 class LiveDialect(SessionDialect):
-    """The SessionDialect of OpenAI's Live API. It sends nothing before ``session.start``."""
+    """The SessionDialect of OpenAI's Live API. Before ``session.start`` it sends nothing but errors."""
 
     def __init__(
         self,
@@ -232,13 +235,19 @@ class LiveDialect(SessionDialect):
         return {"type": "error", "error": fields}
 
     def kept(self) -> KeptLive:
-        """Return the snapshot from which the session can be forked. The session must have started."""
+        """Return the snapshot from which the session can be forked.
+
+        The session must have started, with ``store: true``, on a server with a store.
+        """
         self.remember()
         assert self._kept is not None
         return self._kept
 
     def remember(self) -> None:
-        """Keep the history so far for ``kept``, since the conversation discards it as the session ends."""
+        """Keep the history so far for ``kept``, since the conversation discards it as the session ends.
+
+        Does nothing for a session that is not stored, or has ended.
+        """
         start = self.start_fields
         if self.factory.store is not None and start is not None and start.store and self._session.is_open:
             messages = [*map(as_text, self.conversation.ledger.history.messages())]
@@ -289,7 +298,10 @@ class LiveDialect(SessionDialect):
         return [{"type": "session.started", "session": self.resource()}]
 
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
-        """Start the session with the client's object ``session``. Raises an InvalidRequest if that is not accepted."""
+        """Start the session and its clock with the client's object ``session``, and send ``session.started``.
+
+        Raises an InvalidRequest if the object is not accepted, and EngineOverloaded if there is no room for it.
+        """
         media, forked = self._media is not None, self._forked
         start = read_start(fields, media=media) if forked is None else read_fork(fields, forked.start, media=media)
         conversation = self.conversation
@@ -365,7 +377,10 @@ class LiveDialect(SessionDialect):
             self.conversation.unasked.acknowledge_after(delay_ms / 1000)
 
     def end(self, reason: str, event_id: str | None = None) -> None:
-        """Send ``session.closed``, and end the session. Commentary that was not said by then is refused."""
+        """End the session, with ``session.closed`` if it has started. Does nothing if it was closed.
+
+        Commentary that was not said by then is refused.
+        """
         if self.closed:
             return
         if self.started:
@@ -432,7 +447,11 @@ class LiveDialect(SessionDialect):
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
     def append(self, audio: bytes, now: float) -> None:
-        """Append audio of the user, in the format of the session, to the input. Raises what ``receive`` raises."""
+        """Append audio of the user, in the format of the session, to the input.
+
+        It counts as silence while the client has muted the input, or a fixture is played. Raises what ``receive``
+        raises.
+        """
         if not audio:
             raise invalid_audio("audio must not be empty")
         if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
@@ -724,7 +743,7 @@ class Live(SessionFrontEnd):
 
 
 class LiveConnection(RealtimeConnection):
-    """The connection of a Live session. It ends with ``session.closed``, and then the close code 1000.
+    """The connection of a Live session. Unless an error ends it, ``session.closed`` and the close code 1000 do.
 
     A Live session can be neither resumed nor moved to another server: when this server ends, the session expires. A
     session with ``store: true`` is kept in the store, and other sessions can continue its conversation.

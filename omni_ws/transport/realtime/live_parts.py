@@ -156,7 +156,10 @@ class LivePlayer:
         return bool(self._answers or self._ahead)
 
     def say(self, answer_id: str, audio: bytes, start_ms: float | None = None) -> None:
-        """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before."""
+        """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before.
+
+        Audio of an answer that was sent before a cut is left out.
+        """
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].end()
@@ -181,7 +184,7 @@ class LivePlayer:
         return waits or any(one.answer_id == answer_id for one in self._ahead)
 
     def duck(self, lowered: bool) -> None:
-        """Lower the volume of the audio sent from now on, or restore its full volume."""
+        """Lower the volume of the audio sent from now on, or restore its full volume. A-law keeps its volume."""
         if self._ducker is not None:
             self._ducker.duck(lowered)
             if not self._answers:
@@ -283,7 +286,10 @@ class LiveFixture:
         self.playing = False
 
     def play(self, fields: Mapping[str, Any], event_id: str | None) -> None:
-        """Play the audio in the client's event. If it raises an InvalidRequest, nothing was interrupted."""
+        """Play the audio in the client's event: the answer is cancelled, and its audio dropped.
+
+        If it raises an InvalidRequest, or the client gets an error as there is no room, nothing was interrupted.
+        """
         if self.playing:
             raise InvalidValue("a fixture is being played already", param="type")
         audio = _checked(fields)
@@ -381,8 +387,9 @@ class TranscriptLine:
 class HeardText:
     """The transcript of one request's speech, released to the client word by word.
 
-    An interim text releases the words on which it agrees with the interim text before; a settled text all its words.
-    Released words are never taken back: if the settled text corrects them, only the words behind them are released.
+    An interim text releases the words on which it agrees with the interim text before, except the last of them; a
+    settled text releases all its words. Released words are never taken back: if the settled text corrects them, only
+    the words behind them are released.
     """
 
     def __init__(self) -> None:
@@ -446,7 +453,10 @@ class SpokenText:
         self._words.extend(word for word in words if word.end_ms > last_ms)
 
     def heard(self, position_ms: float, entry: LedgerEntry | None) -> Delta | None:
-        """Release the text heard up to ``position_ms``, with times in the answer; None if there is no new text."""
+        """Release the text heard up to ``position_ms``, with times in the answer; None if there is no new text.
+
+        ``entry`` is the answer in the ledger, which has the times of its clauses; None if it is not there.
+        """
         self._heard_ms = max(self._heard_ms, position_ms)
         return self._words_until(position_ms) if self._timed else self._clauses_until(position_ms, entry)
 
@@ -555,7 +565,7 @@ class Delegations(ABC):
 
     @abstractmethod
     def opened(self, call_id: str, arguments: str) -> None:
-        """Begin the work that the model has delegated by the call ``call_id``."""
+        """Begin the work that the model has delegated by a call, whose ``arguments`` are JSON."""
 
     @abstractmethod
     def receive(self, event: Mapping[str, Any]) -> None:
@@ -578,7 +588,10 @@ class Delegations(ABC):
 
 
 def delegation_created(call_id: str, target: str, offset_ms: int, **fields: Any) -> Event:
-    """Return the event that reports a delegation. As in OpenAI's API, it does not contain the task."""
+    """Return the event that reports a delegation. As in OpenAI's API, it does not contain the task.
+
+    ``target`` is the worker, "client" or "responses"; ``offset_ms`` is a position on the session's time line.
+    """
     delegation = {"id": call_id, "type": "delegation", "target": target, **fields}
     return {"type": "session.delegation.created", "offset_ms": offset_ms, "delegation": delegation}
 

@@ -1,4 +1,4 @@
-"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, and their sidebands."""
+"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, its connections, sidebands and secrets."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Sidebands:
             self._joined.remove(sideband)
 
     def write(self, event: Event) -> None:
-        """Send an event to all sidebands, with a new event id if it has none."""
+        """Send an event to all sidebands, with a new event id if it has none. Mirrored audio gets no id."""
         if self._joined:
             data = _encoded(event)
             for sideband in tuple(self._joined):
@@ -319,7 +319,8 @@ async def serve_session(
 ) -> None:
     """Serve one connection of the client at ``address``, from the end of its handshake to its close.
 
-    ``begin`` opens a session and attaches it to the connection. If it raises an OmniError, an event reports the error.
+    ``begin`` opens a session and attaches it to the connection. If it raises an OmniError, an event reports the error,
+    and the connection is closed.
     """
     if connection.request is not None:
         take_trace(connection.request.headers.get)
@@ -427,7 +428,7 @@ def close_code(error: OmniError) -> int:
 
 
 def write_event(connection: SoleLink, event: Event) -> int:
-    """Send an event with a new event id. Returns its size in bytes."""
+    """Send an event, with a new event id if it has none. Returns its size in bytes."""
     data = encode_event({"event_id": new_id("event_"), **event})
     connection.write_message(data, is_text=True)
     return len(data)
@@ -661,7 +662,7 @@ class ClientSecretRoutes(FrontEnd):
             router.add("POST", CLIENT_SECRETS_PATH, self.create)
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Create a client secret for sessions with the settings in the body.
+        """Respond with a new client secret for sessions with the settings in the body.
 
         Raises Unauthenticated, RateLimited if the key has too many secrets, ModelNotFound, and the error of session
         settings that are not accepted.

@@ -92,7 +92,10 @@ class TranslationDialect(SessionDialect):
     """
 
     def __init__(self, session: Session, factory: SessionFactory, bound: TranslationFields, *, model: str) -> None:
-        """``bound`` is the session object to begin with; ``model`` is the name that the client gave."""
+        """``bound`` is the session object to begin with; ``model`` is the name that the client gave.
+
+        Raises what ``check_translates`` raises, and the error of a setting that is refused.
+        """
         super().__init__()
         check_translates(factory)
         self._owner = session
@@ -286,7 +289,7 @@ class Translations(SessionFrontEnd):
     # client secrets
 
     async def create_secret(self, exchange: HttpExchange) -> None:
-        """Create a client secret for translation sessions.
+        """Respond with a new client secret for translation sessions.
 
         Raises Unauthenticated, RateLimited if the key has too many secrets, ModelNotFound, and the error of a setting
         that is refused, or of a server that cannot translate.

@@ -1,1 +1,1 @@
-"""The routes of the HTTP API: they open sessions for request bodies, and turn answers into responses."""
+"""The routes of the HTTP API: those that generate answers, and those of operators, recorded calls and web pages."""

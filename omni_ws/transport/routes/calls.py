@@ -326,7 +326,8 @@ class CallRoutes(FrontEnd):
     async def fork(self, exchange: HttpExchange) -> None:
         """Repeat a user turn of a recorded call with another voice or other instructions.
 
-        Responds with the id of the new call once its answer is complete.
+        Responds with the id of the new call once its answer is complete. Raises RateLimited while another fork is
+        played.
         """
         lines = await self._find(exchange)
         with self._forks.alone():
@@ -513,7 +514,8 @@ def _part(request: HttpRequest, size: int, tag: str | None) -> tuple[int, int] |
     """Return the first and the last byte of the requested range; None for the whole file.
 
     The first is larger than the last if the range is outside of the file. A request for several ranges, or for a range
-    of an older version of the file, gets the whole file.
+    of an older version of the file, gets the whole file. ``tag`` is the version of the file. Raises InvalidValue for a
+    range that ends before it begins.
     """
     if request.method != "GET" or (wanted := request.headers.get("range")) is None:
         return None

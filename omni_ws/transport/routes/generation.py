@@ -75,7 +75,8 @@ class GenerationRoutes(FrontEnd):
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
         """Authenticate a request, and hold a slot for its session until the block ends. Yields the name of the key.
 
-        Raises Unauthenticated, and the errors with which admission refuses a session.
+        The body is throttled to the key's rate and charged to the server's budget. The work is interrupted if it takes
+        longer than the key allows. Raises Unauthenticated, and the errors with which admission refuses a session.
         """
         key = self._authenticator.authenticate(exchange.request)
         admission = self._sessions.admission
@@ -109,10 +110,10 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def errors_as_events(self, exchange: HttpExchange, *, wanted: bool) -> AsyncIterator[None]:
-        """Send an error of the block as an event, if the client wants events and does not accept JSON.
+        """Send an error of the block as an event, if the client wants events (``wanted``) and does not accept JSON.
 
-        OpenAI's SDKs accept JSON even when they stream, and so get an HTTP status instead. Other clients read errors
-        only from events.
+        Raises the error otherwise, or if the head was sent. OpenAI's SDKs accept JSON even when they stream, and so get
+        an HTTP status instead. Other clients read errors only from events.
         """
         try:
             yield
@@ -123,10 +124,10 @@ class GenerationRoutes(FrontEnd):
             await respond_error_event(exchange, error)
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Split chunks that are larger than sessions accept; images stay whole."""
+        """Split chunks that are larger than sessions accept; images and tool results stay whole."""
         size = self._config.streaming_input.max_chunk_bytes
         for chunk in chunks:
-            if chunk.modality is Modality.IMAGE:
+            if chunk.modality is Modality.IMAGE or chunk.tool_call_id is not None:
                 yield chunk
                 continue
             for start in range(0, max(1, len(chunk.payload)), size):
@@ -242,7 +243,8 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
     the type that curl sends by default (a form), if it begins like an audio file; and a chunked body of that type,
     unless it is the JSON object of an ordinary request. The bytes read for this decision are pushed back.
 
-    Raises UnsupportedFormat for a chunked body of any type but these and JSON.
+    Raises UnsupportedFormat for a chunked body of any type but these and JSON, PayloadTooLarge if the limit of ordinary
+    bodies comes before the decision, and what ``HttpExchange.read`` raises.
     """
     request = exchange.request
     if is_streaming_input(request):
@@ -333,8 +335,12 @@ class StreamingBody:
     async def parameters(self) -> dict[str, Any]:
         """Return the parameters: for raw audio from the query, otherwise from the first object of the body.
 
+        Call it once, before ``feed``.
+
         If the content type does not say which of these the body is, its first bytes decide: it is raw audio if it
-        begins like an audio file, and lines of JSON if the type is not audio and the body begins with an object.
+        begins like an audio file, and lines of JSON if the type is not audio and the body begins with an object. A body
+        that begins with a chunk has no parameters ({}). Raises UnsupportedFormat for any other body, and the errors of
+        reading it.
         """
         self._reader = await self._chosen_reader()
         if isinstance(self._reader, RawAudioBody):

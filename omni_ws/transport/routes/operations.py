@@ -53,10 +53,11 @@ _SERVING: Final = ("ok", "degraded")
 
 
 class OperationsRoutes(FrontEnd):
-    """The handlers of ``/health``, ``/metrics``, ``/openapi.json`` and ``/v1/models``.
+    """The handlers of ``/health``, ``/metrics``, ``/openapi.json``, ``/v1/models`` and ``/fetch_llm``.
 
-    ``/health`` and ``/openapi.json`` need no key; the others do if keys are configured. To list models, a client secret
-    of the native WebSocket suffices: a page whose handshake was refused learns the reason there.
+    ``/health`` and ``/openapi.json`` need no key; ``/metrics`` and ``/v1/models`` do if keys are configured. To list
+    models, a client secret of the native WebSocket suffices: a page whose handshake was refused learns the reason
+    there.
     """
 
     def __init__(self, app: Application) -> None:
@@ -104,7 +105,8 @@ class OperationsRoutes(FrontEnd):
         """Begin to fetch the language model of ``--llm auto``, and respond with the progress.
 
         Allowed only on a server without keys, for a client on the server's own machine, and only for the server's own
-        pages, whatever ``--allow-origin`` says. Raises SessionConflict if there is nothing to fetch.
+        pages, whatever ``--allow-origin`` says. Raises Unauthenticated or OriginNotAllowed for others, and
+        SessionConflict if there is nothing to fetch, or this machine does not allow it.
         """
         request = exchange.request
         if self._authenticator.has_keys:
@@ -230,13 +232,17 @@ class ProfilingRoutes(FrontEnd):
         router.add("POST", "/stop_request_profile", partial(self._stop, ProfileKind.REQUESTS))
 
     async def start_profile(self, exchange: HttpExchange) -> None:
-        """Start recording events and, unless ``enable_torch`` is false, a trace if the engine supports that."""
+        """Record events in files and, unless ``enable_torch`` is false, a trace if the engine supports that.
+
+        A running profile of this kind is stopped first, unless it is the same run. Responds with the run id and the
+        files. Raises Unauthenticated and InvalidValue.
+        """
         fields = await self._fields(exchange)
         trace = _flag(fields, "enable_torch", default=True)
         await self._start(exchange, fields, kind=ProfileKind.WHOLE, trace=trace)
 
     async def start_request_profile(self, exchange: HttpExchange) -> None:
-        """Start recording events only."""
+        """Record events in files, without a trace; otherwise as ``start_profile``."""
         await self._start(exchange, await self._fields(exchange), kind=ProfileKind.REQUESTS, trace=False)
 
     async def _stop(self, kind: ProfileKind, exchange: HttpExchange) -> None:
@@ -446,7 +452,10 @@ class DemoRoutes(FrontEnd):
         await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
 
     async def phone(self, exchange: HttpExchange) -> None:
-        """Respond with a QR code of the page's address (``{"svg": …}``); null without ``http.phone_url`` or segno."""
+        """Respond with a QR code of the page's address (``{"svg": …}``); null without ``http.phone_url`` or segno.
+
+        Raises OriginNotAllowed for pages of other origins, and Unauthenticated.
+        """
         request = exchange.request
         exchange.allow_origin(False)  # no response has CORS fields
         if not is_allowed_origin(request, ()):

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -379,7 +379,7 @@ class AnswerSource(Protocol):
 
 
 async def next_message(source: AnswerSource) -> ServerMessage:
-    """Wait for the next message and return it."""
+    """Wait for the next message and return it. Raises the error that ended the answer."""
     while (message := source.take()) is None:
         await source.wait()
     return message
@@ -440,8 +440,8 @@ async def write_events(
 ) -> None:
     """Write an answer as server-sent events.
 
-    Events that are available together are written together. An error before the head is raised; an error after the head
-    is sent as an ``event: error``, which ends the stream without ``[DONE]``.
+    Events that are available together are written together. An error is raised if there is neither a head nor an event
+    before it; otherwise it is sent as an ``event: error``, which ends the stream without ``[DONE]``.
 
     Args:
         done: Whether ``data: [DONE]`` ends the stream.
@@ -549,7 +549,7 @@ class EventBatch:
 
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
-    """Respond with a stream of one ``event: error``, for clients that read errors only from events."""
+    """Respond with 200 and a stream of one ``event: error``, for clients that read errors only from events."""
     exchange.tell_error(error)
     await exchange.start(200, SSE_HEADERS)
     await exchange.end([error_event(error)])
@@ -564,7 +564,10 @@ def error_event(error: OmniError) -> bytes:
 async def write_raw_audio(
     exchange: HttpExchange, source: AnswerSource, media_type: str, *, head_at_start: bool
 ) -> None:
-    """Write the bytes of the audio as they are produced. Raises the error that ends the answer."""
+    """Write the bytes of the audio as they are produced. Raises the error that ends the answer.
+
+    ``head_at_start`` is that of ``write_events``.
+    """
 
     async def start() -> None:
         if not exchange.head_sent:
@@ -679,10 +682,7 @@ class MergedAnswers:
         """Return the merged final, with all finish reasons and the sum of the usage."""
         finals = [self._finals[index] for index in range(len(self._sessions))]
         reasons = [reason for final in finals for reason in self._reasons(final)]
-        usage = Usage(
-            input_tokens=sum(final.usage.input_tokens for final in finals),
-            output_tokens=sum(final.usage.output_tokens for final in finals),
-        )
+        usage = reduce(_sum, (final.usage for final in finals))
         foreign = [reason for final in finals for reason in final.foreign_reasons or (None,) * self._choices]
         return dataclasses.replace(
             last,

@@ -203,7 +203,8 @@ class AudioSocketLink(TcpLink):
     async def identified(self, timeout: float) -> UUID | None:
         """Wait for the first frame, and return the UUID in it; None if the peer disconnects first.
 
-        Raises InvalidFrame or PayloadTooLarge for a wrong frame, and SessionTimeout after ``timeout`` seconds.
+        Raises InvalidFrame for any other first frame, SessionTimeout after ``timeout`` seconds, and the error given to
+        ``refuse``.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -293,7 +294,7 @@ class PacedPlayout(Playout):
 
     ``send`` is called with each frame of pcm16. If it returns False, sending pauses until ``resume`` is called.
     ``report`` is called with the request id and the position in its answer, in milliseconds, up to which audio was
-    played. ``progressed`` is called at the end of each frame and of each answer.
+    played. ``progressed`` is called after each frame, and at the end of each answer.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ class PacedPlayout(Playout):
         return self.waiting >= ROOM_BYTES
 
     def play(self, message: ServerMessage) -> None:
-        """Queue the audio of one of the session's messages."""
+        """Queue the audio of one of the session's messages; drop what is queued if the message silences the answers."""
         if self.hear(message):
             self.clear()
         self._arm()

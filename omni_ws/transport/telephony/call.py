@@ -1,4 +1,4 @@
-"""Base classes of telephone calls, for each protocol that carries them."""
+"""Base classes of telephone calls, for each protocol that carries them; and the sound while a caller waits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The Realtime API over WebRTC: events travel over a data channel, speech over Opus tracks."""
+"""Calls of the Realtime and Live APIs over WebRTC: events travel over a data channel, speech over Opus tracks."""

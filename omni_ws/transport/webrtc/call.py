@@ -161,7 +161,7 @@ class Call(RealtimeConnection):
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Pass speech of the caller (pcm16 at SAMPLE_RATE) to the conversation."""
+        """Pass speech of the caller (pcm16 at SAMPLE_RATE) to the conversation; drop it while no input is taken."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
@@ -214,8 +214,8 @@ class RealtimeCall(Call):
     """A call of the Realtime API.
 
     The server sends the audio of answers in real time. Therefore it also reports when the audio of a response begins
-    and ends. When the caller speaks or a response is cancelled, it drops the audio that was not heard. While the caller
-    speaks and it is undecided whether this interrupts the answer, it lowers the volume of the answer.
+    and ends. When the caller interrupts an answer or a response is cancelled, it drops the audio that was not heard.
+    While the caller speaks and it is undecided whether this interrupts the answer, it lowers the volume of the answer.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
@@ -331,7 +331,10 @@ def check_offer(offer: str) -> str:
 async def answer_offer(
     peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
 ) -> str:
-    """Return the SDP answer to an offer from ``check_offer``. Raises InvalidFrame or UnsupportedFormat."""
+    """Connect the tracks to ``peer``, and return the SDP answer to an offer from ``check_offer``.
+
+    Raises InvalidFrame or UnsupportedFormat. Logs which of the ICE servers gave no address.
+    """
     peer.addTrack(speaker)
     (transceiver,) = peer.getTransceivers()
     codecs = RTCRtpSender.getCapabilities("audio").codecs
@@ -418,7 +421,11 @@ class CallChannel(PausedReading):
         input_pace: Callable[[int], float] | None,
         write_timeout: float,
     ) -> None:
-        """``budget`` is charged for waiting events, whether received or unsent. ``write_timeout`` is in seconds."""
+        """``budget`` is charged for waiting events, whether received or unsent. ``write_timeout`` is in seconds.
+
+        ``input_pace`` is called with the bytes of each event and of each packet's speech, and returns for how many
+        seconds to pause reading.
+        """
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
@@ -461,7 +468,7 @@ class CallChannel(PausedReading):
             receiver.connection_closing()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
-        """Send a whole message without waiting."""
+        """Send a whole message without waiting. Does nothing unless the channel is open."""
         if self._channel is not None:
             with suppress(InvalidStateError):
                 self._channel.send(data.decode() if is_text else data)

@@ -144,7 +144,10 @@ class WebrtcCalls(SessionFrontEnd):
         await exchange.respond(201, headers, answer.encode())
 
     async def hang_up(self, exchange: HttpExchange) -> None:
-        """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
+        """End a call, and respond when it is over.
+
+        Raises Unauthenticated, and SessionNotFound if the key has no such call.
+        """
         key, _ = self._identified(exchange.request, REALTIME_ORIGIN)
         await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], key))
 
@@ -213,7 +216,10 @@ class WebrtcCalls(SessionFrontEnd):
         await exchange.respond_json(201, shown, [("Location", f"{LIVE_PATH}/{call_id}")])
 
     async def hang_up_live(self, exchange: HttpExchange) -> None:
-        """End a Live session over WebRTC. Raises Unauthenticated, or SessionNotFound if the key has no such session."""
+        """End a Live session over WebRTC, and respond when it is over.
+
+        Raises Unauthenticated, and SessionNotFound if the key has no such session.
+        """
         key = self._authenticator.authenticate(exchange.request)
         await self._hang_up(exchange, self._find(exchange.path_parameters["session_id"], key, live=True))
 

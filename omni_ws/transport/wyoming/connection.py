@@ -391,7 +391,10 @@ class TextToSpeech(WyomingAnswer):
 
 
 class TextAnswered(WyomingAnswer):
-    """The answer to a text of the user, as text. ``answered`` is called with the whole answer."""
+    """The answer to a text of the user, as text. ``answered`` is called with the whole answer.
+
+    The client's ``context`` is returned in the events.
+    """
 
     ends_in_error = False
 

@@ -338,6 +338,20 @@ async def test_session_that_rests_in_the_middle_of_a_frame() -> None:
     assert len(session.recorder.messages) == 3
 
 
+async def test_another_receiver_continues_within_a_frame_that_the_library_has_begun() -> None:
+    like_a_frame = bytes(byte ^ MASK[at % 4] for at, byte in enumerate(TEXT))
+    begun = frame(Opcode.BINARY, like_a_frame)
+    session = Session()
+    fragmented = frame(Opcode.TEXT, b"{", fin=False) + frame(Opcode.CONT, b"}")
+    session.connection.data_received(fragmented + begun[: -len(TEXT)])
+    await session.settle()
+    assert session.recorder.messages == [(b"{}", True)]
+    session.connection.attach(session.recorder)  # as a telephone call does after its start
+    session.connection.data_received(begun[-len(TEXT) :])
+    await session.settle()
+    assert session.recorder.messages == [(b"{}", True), (like_a_frame, False)]
+
+
 async def test_what_came_early_comes_in_order() -> None:
     session = Session(with_head=TEXT, early=frame(Opcode.BINARY, b"second") + TEXT[:4])
     assert session.recorder.messages == []

@@ -275,6 +275,14 @@ async def test_a_part_larger_than_a_chunk_is_passed_on_in_pieces_and_an_image_is
         assert (response.status, response.error["code"]) == (413, "payload_too_large")
 
 
+async def test_a_tool_result_stays_whole() -> None:
+    async with live_server(ActingEngine("fake", tools=True), streaming_input={"max_chunk_bytes": 1024}) as server:
+        asked = [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]
+        for size, status in ((1024, 200), (1025, 413)):
+            result = {"role": "tool", "tool_call_id": "x", "content": "b" * size}
+            assert (await ask(server, messages=[*asked, result])).status == status
+
+
 async def test_nothing_of_a_complete_body_is_lost_to_an_engine_that_freezes_its_input() -> None:
     parts = [{"type": "text", "text": word} for word in ("one", " two", " three")]
     async with live_server(ActingEngine("fake", extend=False)) as server:

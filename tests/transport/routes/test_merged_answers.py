@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.parts_of_sessions import GivenAnswer, final, text
 
-from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, Usage
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.routes.sole_request import MergedAnswers, collect_answer, next_message
 
@@ -22,6 +24,17 @@ async def test_choices_are_numbered_over_all_sessions_and_usage_is_summed() -> N
     assert sorted((output.choice, output.text) for output in outputs) == [(0, "a"), (1, "b"), (3, "c")]
     assert last.finish_reasons == (FinishReason.STOP, FinishReason.LENGTH, FinishReason.STOP, FinishReason.STOP)
     assert (last.usage.input_tokens, last.usage.output_tokens) == (3, 30)
+
+
+async def test_tokens_that_were_computed_before_are_summed() -> None:
+    sessions = [GivenAnswer(), GivenAnswer(), GivenAnswer()]
+    for session, cached in zip(sessions, (3, None, 4), strict=True):
+        usage = Usage(input_tokens=5, cached_tokens=cached)
+        session.put(replace(final(FinishReason.STOP), usage=usage))
+    merged = MergedAnswers(sessions, choices=1)
+    async with merged.receiving():
+        _, last = await collect_answer(merged, lambda size: None)
+    assert (last.usage.input_tokens, last.usage.cached_tokens) == (15, 7)
 
 
 async def test_outputs_do_not_wait_for_another_session() -> None:
