@@ -307,7 +307,7 @@ class OffsetBuffer:
         return bool(piece.content) and not fresh
 
     def pass_on(self) -> Iterator[InputChunk]:
-        """Yield the waiting pieces without a gap before them. If the caller raises, the latest piece still waits."""
+        """Yield the waiting pieces without a gap before them, in order. To be exhausted before the next call."""
         passed = 0
         for piece in self._waiting:
             if piece.start > self.next_offset:
@@ -339,7 +339,10 @@ class OffsetBuffer:
         )
 
     def restore(self, saved: SavedOffsets) -> int:
-        """Continue from the saved contents of another buffer. Return the number of bytes that wait."""
+        """Continue from the saved contents of another buffer. Return the number of bytes that wait.
+
+        Raises InvalidValue if the waiting chunks overlap or are out of order.
+        """
         self.next_offset, self.end, self._kind = saved.next_offset, saved.end, saved.kind
         for chunk in saved.waiting:
             if chunk.offset is None or chunk.offset.start < self.highest:

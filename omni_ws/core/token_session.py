@@ -88,7 +88,7 @@ class TokenSession:
 
         Raises OffsetMismatch for a wrong offset or one inside an image, ContextLengthExceeded for a list that becomes
         too long, and InvalidValue for unknown token IDs and for images that do not match the vision blocks. The list is
-        unchanged then.
+        unchanged then. Raises RuntimeError while another append is pending.
         """
         if self.pending:
             raise RuntimeError("an append is in progress")
