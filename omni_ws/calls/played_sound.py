@@ -110,7 +110,10 @@ class Streak:
         self.cut_at = min(self.cut_at, at)
 
     def pieces(self, free_ms: float) -> list[SoundPiece]:
-        """Return the pieces that were played, given that the loudspeaker was free from ``free_ms`` on."""
+        """Return the pieces that were played, given that the loudspeaker was free from ``free_ms`` on.
+
+        Sets ``heard``, on which ``time_of`` depends, and ``cut_ms``.
+        """
         stop_ms = self._stop_ms()
         origins, upto = self._origins()
         found: list[SoundPiece] = []
@@ -141,7 +144,7 @@ class Streak:
         return found
 
     def time_of(self, position_ms: float) -> float | None:
-        """Return when the sound at this position of the answer was heard; None if it was not heard."""
+        """Return when the sound at this position of the answer was heard, or None. Call ``pieces`` first."""
         index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
         if index < 0:
             return None
@@ -222,7 +225,10 @@ class PlayedSound:
         self._open = len(self.streaks)
 
     def pieces(self) -> list[SoundPiece]:
-        """Return the pieces that were played, in order, without overlaps."""
+        """Return the pieces that were played, in order, without overlaps.
+
+        Sets ``heard`` and ``cut_ms`` of each streak.
+        """
         found: list[SoundPiece] = []
         free = 0.0
         for streak in self.streaks:
