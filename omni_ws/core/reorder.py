@@ -307,15 +307,12 @@ class OffsetBuffer:
         return bool(piece.content) and not fresh
 
     def pass_on(self) -> Iterator[InputChunk]:
-        """Yield the waiting pieces without a gap before them, in order. To be exhausted before the next call."""
-        passed = 0
-        for piece in self._waiting:
-            if piece.start > self.next_offset:
-                break
+        """Yield the waiting pieces without a gap before them. If the caller raises, the latest piece still waits."""
+        while self._waiting and self._waiting[0].start <= self.next_offset:
+            piece = self._waiting[0]
             yield piece.to_chunk()
             self.next_offset = piece.end
-            passed += 1
-        del self._waiting[:passed]
+            del self._waiting[0]
 
     def end_at(self, end: int) -> None:
         """Set the length of the input; only the first call counts. Input before the end may still be missing."""
