@@ -256,6 +256,8 @@ class Microphone:
     def __init__(self) -> None:
         self._at, self._lasts, self._refs, self._numbers = array("d"), array("d"), array("q"), array("q")
         self._in_order = True
+        #: The numbers so far, once one has come out of order: before that, none can be a repeated one.
+        self._known: set[int] = set()
         #: The length of all sound so far.
         self.total_ms = 0.0
         self._places: list[SoundPiece] | None = None
@@ -265,7 +267,12 @@ class Microphone:
     def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
         """Record a piece that arrived at ``at``. Pieces are ordered by ``number``; a repeated number is ignored."""
         number = len(self._numbers) if number is None else number
-        self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
+        if self._in_order and self._numbers and number <= self._numbers[-1]:
+            self._in_order, self._known = False, set(self._numbers)
+        if number in self._known:
+            return
+        if not self._in_order:
+            self._known.add(number)
         self._at.append(at)
         self._lasts.append(lasts_ms)
         self._refs.append(ref)
