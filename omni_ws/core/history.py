@@ -654,6 +654,8 @@ class HistoryItems:
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
         """Insert the messages of a client's item in front of the items of ``before``, a request or a client's item.
 
+        ``item_id`` is the id by which the inserted messages are known, as those of a request are by the request's.
+
         ``answer``: insert them between the input and the answer of that request. If the history has forgotten
         ``before``, nothing is inserted.
         """

@@ -95,7 +95,8 @@ class InputStream:
     the end of an input closes its request. While a chunk is missing, later ones wait. The bytes received in total and
     the bytes held are checked against the limits.
 
-    ``settings`` is called for the input settings of each request that opens. ``budget`` is shared by all streams of the
+    ``single_request``: content after the end of the first request is a conflict, not a second request. ``settings`` is
+    called for the input settings of each request that opens. ``budget`` is shared by all streams of the
     server. ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes
     nothing. ``completes`` is called with each tool result of an input, and must return whether this input now has all
     results that it waits for: the input then ends.

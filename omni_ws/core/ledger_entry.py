@@ -496,7 +496,8 @@ def end_of_clauses(
     """Return the index in ``text`` up to which ``clauses``, in order, were heard, rounded down to whole words.
 
     ``whole``: the audio of the last clause is complete. Otherwise the clause is assumed to last at least as long as its
-    text takes at ``pace``, in characters a second; None for an unknown pace.
+    text takes at ``pace``, in characters a second; None for an unknown pace. ``read`` returns the pieces of a text that
+    the voice reads aloud.
     """
     end = clauses[0].start if clauses else 0
     for number, clause in enumerate(clauses):
