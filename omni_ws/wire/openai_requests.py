@@ -753,7 +753,9 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. The format is known by the first bytes, else the type, else the name.
+    """Return the chunk for an uploaded file.
+
+    The format is known by the first bytes, or else by ``content_type``, or else by the suffix of ``filename``.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """

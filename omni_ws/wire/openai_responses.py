@@ -513,7 +513,7 @@ class Transcription:
     """Accumulates a transcription. Its text is the engine's answer; its times are those of the transcript's words.
 
     ``language`` is the English name of a language: ``verbose_json`` reports it if the recogniser detects none. None if
-    unknown.
+    unknown. ``translates``: the text is an English translation, and reported as such.
     """
 
     def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool) -> None:
