@@ -352,6 +352,8 @@ class Layer:
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
         """Store a value; append it if a list was stored at ``path`` before (a repeated flag).
 
+        ``origin`` says where the value was set: ``command line --port``.
+
         A path of which a part already has a value that is no table is added to ``problems``.
         """
         key = ".".join(path)
