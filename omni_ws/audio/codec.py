@@ -398,7 +398,7 @@ class AudioEncoder:
 
 
 def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> bytes:
-    """Return a whole file, or the bare samples for a raw ``target``.
+    """Return ``samples``, at ``source_rate`` (Hz), as a whole file or, for a raw ``target``, as bare samples.
 
     The header has the true length if the format has a field for it. Raises UnsupportedFormat for an unsupported target.
     """
