@@ -603,14 +603,16 @@ class Ledger:
 
         An item, which has an ``item_id``, comes after all requests so far, or before one: ``before`` is the id of that
         request, and whether the item goes between its input and its answer. An earlier history, without an
-        ``item_id``, precedes all requests.
+        ``item_id``, precedes all requests; its speech is charged to the budget.
         """
         if item_id is not None and before is not None:
             self.history.insert(messages, item_id=item_id, before=before[0], answer=before[1])
             return
         if item_id is not None:
             self.history.open(item_id)
-        self.history.add(messages, request_id=item_id)
+        found = list(messages)
+        self._budget.charge(sum(one.speech.held_bytes for one in found if one.speech is not None))
+        self.history.add(found, request_id=item_id)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
         """Drop from the history the messages in ``roles`` of these requests.
