@@ -122,15 +122,15 @@ def message_bytes(message: Message) -> int:
 
 
 def message_tokens(message: Message) -> int:
-    """Return the size of a message in tokens, at least 1.
+    """Return the size of a message in tokens, at least 1, with that of its parts in ``more``.
 
-    Text and the arguments of calls count by ``estimate_tokens``, speech TOKENS_PER_SEC, each picture PICTURE_TOKENS.
-    Of the parts in ``more``, only the pictures count.
+    Text and the arguments of calls count by ``estimate_tokens``, speech TOKENS_PER_SEC, a picture PICTURE_TOKENS.
     """
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else math.ceil(message.speech.audio_ms * TOKENS_PER_SEC / 1000)
-    pictures = PICTURE_TOKENS * sum(part.picture is not None for part in message.parts)
-    return max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech + pictures)
+    picture = 0 if message.picture is None else PICTURE_TOKENS
+    own = max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech + picture)
+    return own + sum(map(message_tokens, message.more)) if message.more else own
 
 
 def _long(name: str) -> int:
