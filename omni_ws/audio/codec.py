@@ -156,7 +156,7 @@ class AudioDecoder:
         return self._joined(self.last_pieces(), int(self.sample_rate * _BURST_ALLOWANCE_SECONDS))
 
     def close(self) -> None:
-        """Release the decoder's thread. Idempotent."""
+        """Release the decoder's thread, and drop what it held; it takes no more input. Idempotent."""
         self._ended = True
         self._decoder.close()
 
@@ -398,7 +398,10 @@ class AudioEncoder:
 
 
 def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> bytes:
-    """Return a whole file; its header has the true length if the format has a field for the length."""
+    """Return ``samples``, at ``source_rate`` (Hz), as a whole file or, for a raw ``target``, as bare samples.
+
+    The header has the true length if the format has a field for it. Raises UnsupportedFormat for an unsupported target.
+    """
     checked_sample_rate(target.sample_rate)
     checked_channels(target.channels)
     samples = resampled(samples, checked_sample_rate(source_rate), target.sample_rate, "HQ")

@@ -46,9 +46,11 @@ _BLOCK_BYTES = 128
 class CompressedDecoder:
     """Decodes one WebM, Ogg, MP3, FLAC, AAC, MP4 or QuickTime file as its bytes arrive, in a thread of its own.
 
-    The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, after an
-    error, or with ``close``, which the garbage collector calls, too. An MP4 file whose index comes last is buffered,
-    charged to ``room``, and decoded at its end. Every call raises UnsupportedFormat for input that cannot be decoded.
+    The thread starts with the fourth byte, which completes the signature (for MP4, with the index), and ends at the end
+    of the input, after an error, or with ``close``, which the garbage collector calls, too. An MP4 file whose index
+    comes last is buffered, charged to ``room``, and decoded at its end in the caller's thread.
+
+    Every call raises UnsupportedFormat for input that cannot be decoded; for MP4, also the errors of ``room``.
     """
 
     def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
@@ -282,7 +284,10 @@ class CompressedEncoder:
 
 
 def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
-    """Return a whole file at the target's rate, with its true length in the header."""
+    """Return a whole file of ``samples`` at the target's rate, with its true length in the header.
+
+    Raises UnsupportedFormat for an unsupported target.
+    """
     file = io.BytesIO()
     encoder = CompressedEncoder(target, file)
     # In frames of a second, because libav copies each frame into its buffers as a whole.

@@ -63,8 +63,9 @@ def has_library() -> bool:
 class EchoRemover:
     """An echo canceller: removes a loudspeaker's sound from a microphone's; both are 16-bit mono at ``sample_rate``.
 
-    It finds the delay of the echo, up to half a second. If less than the share ``left_over`` of the sound's energy is
-    left, the rest is silenced as well. For use by one thread at a time. Raises ImportError without the library.
+    It finds the delay of the echo, up to half a second. While the loudspeaker sounds, and TAIL_MS longer, what is left
+    is silenced if it has less than the share ``left_over`` of the microphone's energy. For use by one thread at a time.
+    Raises ImportError without the library.
     """
 
     def __init__(self, sample_rate: int, *, left_over: float = LEFT_OVER) -> None:

@@ -363,7 +363,7 @@ class Walker(ABC):
 
     @abstractmethod
     def step(self, window: bytes) -> Step:
-        """Return the length of the next element."""
+        """Move past the next element and return its length; if there is no whole one, return why (Look)."""
 
     @abstractmethod
     def allows(self, kind: FileKind, window: bytes) -> bool:

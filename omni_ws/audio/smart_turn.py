@@ -37,7 +37,10 @@ class SmartTurn:
     """
 
     def __init__(self, model: Path) -> None:
-        """Load the network. Raises EngineFailed with the reason if the file is missing, or is not this network."""
+        """Load the network and run it once.
+
+        Raises EngineFailed, with the reason, without ONNX Runtime and for a file that is missing or not this network.
+        """
         self._features = np.zeros((1, _TURN_BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
         self._probability = np.full((1, 1), np.nan, np.float32)
         library = runtime_library()
@@ -156,7 +159,7 @@ BANDS: Final = 40
 _RANGE: Final = 1.25
 #: The network's convolutions over time: the frames of each, and how far apart.
 CONVOLUTIONS: Final = ((5, 2), (5, 2), (3, 1))
-#: See ``smart_turn``: so few frames are multiplied at once that OpenBLAS starts no threads.
+#: See ``_FRAMES_AT_ONCE``: so few frames are multiplied at once that OpenBLAS starts no threads.
 _AT_ONCE: Final = 16
 
 

@@ -218,6 +218,8 @@ class TurnDetector:
 
     If a far sound fills most of the pause, neither the judge nor the words tell anything about the speaker: half of
     ``whole_silence_ms`` then ends the turn.
+
+    ``breaths``: ``feed`` also reports pauses after which the speaker will probably continue (SpeechBreath).
     """
 
     def __init__(
@@ -495,9 +497,9 @@ class SpeechWatch:
 
     A turn ends after ``silence_duration_ms`` of silence. With a ``judge`` it ends sooner if the speaker has likely
     finished, and soonest if the probability of that is above ``sure``. The recogniser's reports on the ``words`` count
-    as well, see TurnDetector; a turn also ends if its sound continues but the recogniser finds no more words. ``echo``
-    removes the echo of the client's loudspeaker from all samples, and ``noise`` the noise from the samples that the
-    detector gets. For use by one thread at a time.
+    as well; for these, ``whole_silence_ms`` and ``breaths`` see TurnDetector. A turn also ends if its sound continues
+    but the recogniser finds no more words. ``echo`` removes the echo of the client's loudspeaker from all samples, and
+    ``noise`` the noise from the samples that the detector gets. For use by one thread at a time.
     """
 
     def __init__(

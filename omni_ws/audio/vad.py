@@ -57,7 +57,8 @@ class SpeechDetector:
     def process(self, samples: Samples) -> list[float]:
         """Return the probabilities of the windows that ``samples`` completes, oldest first.
 
-        Raises EngineFailed if the package of the model is not installed or cannot be loaded.
+        Raises EngineFailed if the package of the model is not installed or cannot be loaded, and RuntimeError if the
+        network fails.
         """
         return process_together([(self, samples)])[0]
 

@@ -46,20 +46,23 @@ _SAMPLE_BYTES: Final = 2
 
 
 def sample_rate(reading: CallReading) -> int:
-    """Return the sample rate of a call's WAV: the highest of its sounds, of 8, 16 and 24 kHz."""
+    """Return the sample rate of a call's WAV: the highest of its sounds, rounded up to 8, 16 or (at most) 24 kHz."""
     highest = max((one.sample_rate if one.is_raw else 24_000 for one in reading.formats), default=8000)
     return next((rate for rate in (8000, 16_000) if highest <= rate), 24_000)
 
 
 def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
-    """Return the length of a call's WAV in ms: until the end of the recording, or of the last sound if it is later."""
+    """Return the length of a call's WAV in ms: until the end of the recording, or of the last sound if it is later.
+
+    At most MAX_SOUND_SEC.
+    """
     ends = [reading.duration_ms]
     ends += [pieces[-1].end_ms for pieces in (reading.microphone.pieces(), played) if pieces]
     return min(max(ends), MAX_SOUND_SEC * 1000.0)
 
 
 def write_wav(reading: CallReading, target: BinaryIO) -> None:
-    """Write the WAV of a call to ``target``. Blocks."""
+    """Write the WAV of a call to ``target``, without what is behind MAX_SOUND_SEC. Blocks."""
     rate = sample_rate(reading)
     played = reading.loudspeaker.pieces()
     total = math.ceil(duration_ms(reading, played) * rate / 1000)

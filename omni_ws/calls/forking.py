@@ -71,6 +71,9 @@ def can_fork(header: HeaderLine) -> bool:
 def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | None = None) -> ForkPoint:
     """Return the ForkPoint of the turn ``number`` (counted from 1), with ``changes`` merged into its configuration.
 
+    The configuration has the fields about the answer, and about what is expected in the speech. All others are left
+    out, also of ``changes``: the formats of sound are fixed, and the turn's borders are known.
+
     Blocks; takes time linear in the size of the recording. Raises UnsupportedParameter for a call or a turn that cannot
     be forked, and InvalidValue if the call has no such turn.
     """

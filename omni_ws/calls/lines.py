@@ -89,12 +89,15 @@ class CallLines:
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Iterate over the lines of a file from its position on; a line above MAX_LINE_BYTES is yielded in pieces."""
+    """Iterate over the lines of a file from where it stands; a line above MAX_LINE_BYTES is yielded in pieces."""
     return iter(partial(file.readline, MAX_LINE_BYTES), b"")
 
 
 def read_sound(file: BinaryIO, offset: int, size: int) -> bytes:
-    """Return the sound in the line at ``offset`` of a file, of ``size`` bytes; b"" if the line has no sound."""
+    """Return the sound in the line of ``size`` bytes at ``offset`` of a file; b"" if the line has no sound.
+
+    Raises ValueError for a damaged line.
+    """
     file.seek(offset)
     return sound_in(decode_event(file.read(size)))
 
@@ -154,7 +157,7 @@ class CallFolder:
         self.path = path
 
     def find(self, call_id: str) -> CallLines | None:
-        """Return the recording with this id; None if there is none, or if ``call_id`` is no valid id."""
+        """Return the recording with this id; None if there is none, the id is not valid, or it is no readable call."""
         if not _ID.fullmatch(call_id):
             return None
         for path in self._paths():
@@ -163,7 +166,7 @@ class CallFolder:
         return None
 
     def newest(self, most: int) -> list[CallLines]:
-        """Return the ``most`` newest calls, the newest first."""
+        """Return the newest calls, at most ``most``, the newest first. Files that are no readable calls are skipped."""
         found: list[CallLines] = []
         for path in sorted(self._paths(), key=lambda one: one.name, reverse=True):
             if (lines := _opened(path)) is not None:

@@ -110,7 +110,10 @@ class Streak:
         self.cut_at = min(self.cut_at, at)
 
     def pieces(self, free_ms: float) -> list[SoundPiece]:
-        """Return the pieces that were played, given that the loudspeaker was free from ``free_ms`` on."""
+        """Return the pieces that were played, given that the loudspeaker was free from ``free_ms`` on.
+
+        Sets ``heard``, on which ``time_of`` depends, and ``cut_ms``.
+        """
         stop_ms = self._stop_ms()
         origins, upto = self._origins()
         found: list[SoundPiece] = []
@@ -141,7 +144,7 @@ class Streak:
         return found
 
     def time_of(self, position_ms: float) -> float | None:
-        """Return when the sound at this position of the answer was heard; None if it was not heard."""
+        """Return when the sound at this position of the answer was heard, or None. Call ``pieces`` first."""
         index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
         if index < 0:
             return None
@@ -222,7 +225,10 @@ class PlayedSound:
         self._open = len(self.streaks)
 
     def pieces(self) -> list[SoundPiece]:
-        """Return the pieces that were played, in order, without overlaps."""
+        """Return the pieces that were played, in order, without overlaps.
+
+        Sets ``heard`` and ``cut_ms`` of each streak.
+        """
         found: list[SoundPiece] = []
         free = 0.0
         for streak in self.streaks:
@@ -250,6 +256,8 @@ class Microphone:
     def __init__(self) -> None:
         self._at, self._lasts, self._refs, self._numbers = array("d"), array("d"), array("q"), array("q")
         self._in_order = True
+        #: The numbers so far, once one has come out of order: before that, none can be a repeated one.
+        self._known: set[int] = set()
         #: The length of all sound so far.
         self.total_ms = 0.0
         self._places: list[SoundPiece] | None = None
@@ -259,7 +267,12 @@ class Microphone:
     def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
         """Record a piece that arrived at ``at``. Pieces are ordered by ``number``; a repeated number is ignored."""
         number = len(self._numbers) if number is None else number
-        self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
+        if self._in_order and self._numbers and number <= self._numbers[-1]:
+            self._in_order, self._known = False, set(self._numbers)
+        if number in self._known:
+            return
+        if not self._in_order:
+            self._known.add(number)
         self._at.append(at)
         self._lasts.append(lasts_ms)
         self._refs.append(ref)

@@ -204,7 +204,7 @@ class Story:
             take(at, frame)
 
     def play(self, request_id: str, at: float, played_ms: float) -> None:
-        """Record that ``played_ms`` of an answer were played at ``at``."""
+        """Record that ``played_ms`` of an answer were played at ``at``, if that is more than before."""
         if (turn := self.turns.get(request_id)) is not None and (not turn.played or played_ms > turn.played[-1][1]):
             turn.played.append((at + self.later_ms, played_ms))
 

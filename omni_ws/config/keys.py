@@ -43,7 +43,7 @@ class ApiKey:
 
 
 def key_name(key: ApiKey | None) -> str | None:
-    """Return the name of a client's key; None if no keys are configured."""
+    """Return the name of a client's key; None without a key, as when none are configured."""
     return None if key is None else key.name
 
 

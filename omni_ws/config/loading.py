@@ -290,7 +290,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     toml: str | Path | None = None,
 ) -> LoadedConfig:
-    """Load the configuration.
+    """Load the configuration from flags, environment variables and a file; without ``environ``, no variables are read.
 
     ``argv`` has the flags of settings only. ``toml`` is the path of a file or, as ``str``, its content. Raises
     ConfigurationError with every problem in all sources.
@@ -352,6 +352,8 @@ class Layer:
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
         """Store a value; append it if a list was stored at ``path`` before (a repeated flag).
 
+        ``origin`` says where the value was set: ``command line --port``.
+
         A path of which a part already has a value that is no table is added to ``problems``.
         """
         key = ".".join(path)
@@ -395,7 +397,10 @@ def _from_text(setting: Setting, text: str) -> object:
 
 
 def toml_layer(source: str | Path | None) -> Layer:
-    """Read a configuration file (Path) or its content (str)."""
+    """Read a configuration file (Path) or its content (str); None gives an empty layer.
+
+    Unknown keys are added to ``problems``. Raises ConfigurationError if the file cannot be read or is not TOML.
+    """
     layer = Layer()
     if source is None:
         return layer
@@ -472,7 +477,8 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
     """Read the flags in ``argv``, which has the flags of settings only.
 
     Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores, and ``--vllm.args.<name>`` for a key in a
-    free-form setting. A switch, and a flag for a key in a free-form setting, may have no value.
+    free-form setting. A switch, and a flag for a key in a free-form setting, may have no value. Unknown flags are added
+    to ``problems``.
     """
     layer = Layer()
     by_flag = {flag: setting for setting in SETTINGS.values() for flag in setting.flags}

@@ -75,7 +75,8 @@ def registered(group: str, name: object) -> EntryPoint:
 def made(group: str, name: str, *, of: object, kind: type[Any]) -> Any:
     """Import the plug-in of this name, call its function with ``of``, and return the result, of type ``kind``.
 
-    Raises ConfigurationError if any of this fails. Exceptions of this package's own plug-ins are passed on.
+    Raises ValueError as ``registered`` does, and ConfigurationError if the plug-in fails or returns another type.
+    OmniErrors, and all exceptions of this package's own plug-ins, are passed on.
     """
     entry = registered(group, name)
     what = f"{'engine' if group == ENGINES else 'front end'} {name} of {_package(entry)} ({entry.value})"

@@ -93,7 +93,8 @@ _SIZE_UNITS: Final = {
 def parse_size(value: object) -> object:
     """Parse a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
 
-    Return a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
+    Return a value of another type unchanged, for the type check that follows. Raises ValueError for bad text, and for
+    a boolean.
     """
     if not isinstance(value, str):
         return _not_a_switch(value)

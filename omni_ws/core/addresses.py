@@ -22,7 +22,7 @@ class Addresses:
         self._trusted: tuple[Network, ...] = tuple(ipaddress.ip_network(one, strict=False) for one in trusted_proxies)
 
     def client(self, peer: str, forwarded: Sequence[str]) -> str:
-        """Return the address of the client on whose behalf ``peer`` connected: ``peer`` itself, unless that is a proxy.
+        """Return the address of the client for whom ``peer`` connected: ``peer`` itself, unless it is a trusted proxy.
 
         ``forwarded`` are the members of ``X-Forwarded-For``. Each proxy appends the address of its own peer, so the
         list is read from the end, and only for as long as the writer of a member is a trusted proxy; anything further
@@ -58,7 +58,7 @@ class Addresses:
 def parse_address(text: str) -> Address | None:
     """Parse an address as proxies write it: with or without port, brackets and quotes.
 
-    IPv4-mapped IPv6 becomes IPv4. Returns None for anything else.
+    IPv4-mapped IPv6 becomes IPv4. Returns None if ``text`` is no IP address.
     """
     text = text.strip().strip('"')
     if text.startswith("["):

@@ -245,7 +245,10 @@ class ToolCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments parse as a JSON object. They do not if the answer was cut off within them."""
+        """Whether the arguments are a JSON object of at most MAX_MESSAGE_VALUES values.
+
+        They are not if the answer was cut off within them.
+        """
         try:
             check_values(self.arguments)
             return isinstance(orjson.loads(self.arguments), dict)
@@ -369,9 +372,9 @@ FINISH_REASON_WARNING: Final = "finish_reason"
 class OutputChunk(Struct, frozen=True, omit_defaults=True):
     """One unit of the output of a request.
 
-    The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``
-    (in ``format``) for audio. ``start_ms`` is the position on the time line of the answer's audio or, for transcripts,
-    of the input's. An ``interim`` transcript is replaced by the next one; the others are settled.
+    The modality selects the field with the content: ``text`` for text, thoughts and transcripts, ``tool_call``, or
+    ``payload`` (in ``format``) for audio. ``start_ms`` is the position on the time line of the answer's audio or, for
+    transcripts, of the input's. An ``interim`` transcript is replaced by the next one; the others are settled.
     """
 
     request_id: str

@@ -84,9 +84,9 @@ def encoding_by_head(data: bytes) -> AudioEncoding | None:
 
 
 def kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of the file that begins with ``window``; None if it is unknown; Look.MORE to see more bytes.
+    """Return the kind of the file that begins with ``window``; None if it is unknown.
 
-    ``final`` means that no more bytes will come: the result is not Look.MORE then.
+    Returns Look.MORE if the kind depends on further bytes; not with ``final``, which means that none will come.
     """
     kind = _kind_of_head(window, final=final)
     return None if kind is Look.MORE and final else kind
@@ -161,7 +161,11 @@ def mpeg_frame_bytes(window: bytes) -> int:
 
 
 def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Return whether ``window`` begins with two MPEG audio frames: one header alone may occur in any data."""
+    """Return whether ``window`` begins with two MPEG audio frames: one header alone may occur in any data.
+
+    Returns Look.MORE if that depends on further bytes. With ``final`` none will come, and one frame suffices if no
+    header fits after it.
+    """
     if len(window) < 4:
         return False if final else Look.MORE
     size = mpeg_frame_bytes(window)
@@ -175,7 +179,10 @@ def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
 
 
 def id3_bytes(window: bytes) -> Step:
-    """Return the length in bytes of the ID3v2 tag at the beginning of ``window``."""
+    """Return the length in bytes of the ID3v2 tag with which ``window`` begins, by the tag's header of ten bytes.
+
+    Look.MORE if the header is incomplete, Look.END if it is invalid.
+    """
     if len(window) < 10:
         return Look.MORE
     if not 2 <= window[3] <= 4 or window[4] == 0xFF or max(window[6:10]) > 0x7F:
@@ -194,7 +201,7 @@ def adts_frame_bytes(window: bytes) -> int:
 
 
 def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Return whether ``window`` begins with two ADTS frames."""
+    """Return whether ``window`` begins with two ADTS frames; see ``two_mpeg_frames``."""
     if len(window) < _ADTS_HEADER_BYTES:
         return False if final else Look.MORE
     size = adts_frame_bytes(window)

@@ -90,7 +90,7 @@ class Message:
 
     @property
     def parts(self) -> tuple[Message, ...]:
-        """Return the message itself, followed by the further parts of the same turn in ``more``."""
+        """The message itself, followed by the further parts of the same turn in ``more``."""
         return (self, *self.more)
 
     @property
@@ -122,11 +122,15 @@ def message_bytes(message: Message) -> int:
 
 
 def message_tokens(message: Message) -> int:
-    """Return the size of a message in tokens: its text by ``estimate_tokens``, its speech at TOKENS_PER_SEC."""
+    """Return the size of a message in tokens, at least 1, with that of its parts in ``more``.
+
+    Text and the arguments of calls count by ``estimate_tokens``, speech TOKENS_PER_SEC, a picture PICTURE_TOKENS.
+    """
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else math.ceil(message.speech.audio_ms * TOKENS_PER_SEC / 1000)
-    pictures = PICTURE_TOKENS * sum(part.picture is not None for part in message.parts)
-    return max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech + pictures)
+    picture = 0 if message.picture is None else PICTURE_TOKENS
+    own = max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech + picture)
+    return own + sum(map(message_tokens, message.more)) if message.more else own
 
 
 def _long(name: str) -> int:
@@ -146,7 +150,8 @@ def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) ->
     answer moves to just before the result. A result without a call, or a second result of a call, is dropped.
     ``answering`` are the calls whose results the request itself brings as its input: these calls move to the end.
 
-    Empty messages of the user and the assistant are dropped. Consecutive messages of one of them are joined by a blank.
+    Empty messages are dropped. Consecutive messages of the user are joined by a blank, and so are those of the
+    assistant.
     """
     joined: list[Message] = []
     said = (message for message in _calls_moved(list(messages), answering) if message.says_something)
@@ -496,15 +501,16 @@ class HistoryItems:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether the oldest messages may be left out of what a request sees."""
+        """Whether the oldest messages may go in steps: false for a stride of 0, see ``keep_within``."""
         return self._stride > 0
 
     def older(self, *, behind: int, keep: int, most: int) -> tuple[HistoryItem, ...]:
-        """Return the oldest items that no notes cover, to be summarised; skip ``behind`` items, in work already.
+        """Return the oldest items that no notes cover, to be summarised; none if there are too few.
 
-        The next item after them is a user message, and at least ``keep`` tokens follow them. They have at most ``most``
-        tokens, unless they are one message of the user with its answer. An item that requests see is included only if
-        its words, and the results of its calls, are known.
+        The first ``behind`` of them are skipped: these are being summarised already. The next item after the returned
+        ones is a user message, and at least ``keep`` tokens follow them. They have at most ``most`` tokens, unless they
+        are one message of the user with its answer. An item that requests see is included only if its words, and the
+        results of its calls, are known.
         """
         items, start = self._items, self.summed + behind
         newest, end = 0, len(items)
@@ -569,7 +575,8 @@ class HistoryItems:
     def keep_within(self, max_tokens: int, *, stride: float = STRIDE) -> None:
         """Set the limit ``max_tokens`` of what a request sees, and the step by which the oldest messages go.
 
-        ``stride`` is the step as a share of ``max_tokens``.
+        ``stride`` is the step as a share of ``max_tokens``. With 0, only as many messages go as have to, one by one; an
+        owner that wants none to go has to refuse requests once ``is_cut`` is true.
         """
         if (max_tokens, stride) != (self.max_tokens, self._stride):
             self.max_tokens, self._stride = max_tokens, stride
@@ -582,7 +589,7 @@ class HistoryItems:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a request that is answered now does not see the whole conversation."""
+        """Whether a request that is answered now does not see all kept items: the oldest, or those that notes cover."""
         return self._seen.first > 0
 
     def sees_call(self, call_id: str) -> bool:
@@ -623,7 +630,8 @@ class HistoryItems:
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
         """Add the messages of a request, without empty ones, and drop the oldest turns to make room.
 
-        Nothing is added for a request that was truncated before.
+        Without ``request_id``, the messages precede all requests, and blank texts among them are kept. For a request
+        that was truncated before, nothing is added, and the bytes that were charged for its speech are released.
         """
         if request_id in self._truncated:
             for message in messages:
@@ -646,6 +654,8 @@ class HistoryItems:
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
         """Insert the messages of a client's item in front of the items of ``before``, a request or a client's item.
 
+        ``item_id`` is the id by which the inserted messages are known, as those of a request are by the request's.
+
         ``answer``: insert them between the input and the answer of that request. If the history has forgotten
         ``before``, nothing is inserted.
         """
@@ -664,7 +674,8 @@ class HistoryItems:
     def revise(self, request_id: str, message: Message) -> bool:
         """Replace a request's message of the role of ``message``. Return False if the request is forgotten.
 
-        If the request has no message of this role, ``message`` is added at the place of the request.
+        If the request has no message of this role, ``message`` is added at the place of the request. An empty
+        ``message`` only removes the old one.
         """
         if (place := self._places.get(request_id)) is None:
             return False
@@ -739,7 +750,10 @@ class HistoryItems:
         self._make_room()
 
     def state(self) -> HistoryState:
-        """Return the whole history in the form that ``restored`` takes."""
+        """Return the whole history in the form that ``restored`` takes.
+
+        The result shares objects with the history: serialise it before the history changes.
+        """
         return HistoryState(
             max_tokens=self.max_tokens,
             stride=self._stride,

@@ -95,10 +95,11 @@ class InputStream:
     the end of an input closes its request. While a chunk is missing, later ones wait. The bytes received in total and
     the bytes held are checked against the limits.
 
-    ``settings`` is called for the input settings of each request that opens. ``budget`` is shared by all streams of the
+    ``single_request``: content after the end of the first request is a conflict, not a second request. ``settings`` is
+    called for the input settings of each request that opens. ``budget`` is shared by all streams of the
     server. ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes
-    nothing; the caller decides whether the session ends. ``completes`` is called with each tool result that was added
-    to an input, and returns whether this input now has all results that it waits for.
+    nothing. ``completes`` is called with each tool result of an input, and must return whether this input now has all
+    results that it waits for: the input then ends.
     """
 
     def __init__(
@@ -167,9 +168,10 @@ class InputStream:
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
         """Receive one chunk, in the order of arrival, and return the events that it causes.
 
-        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded, after
-        which the same chunk may be sent again; InvalidValue if chunks with and without numbers are mixed;
-        SessionConflict after the end of a single request.
+        Raises PayloadTooLarge and ReorderWindowExceeded, after which the caller has to end the session; OutOfOrder and
+        EngineOverloaded, after which the same chunk may be sent again; InvalidValue if chunks with numbers, with
+        offsets and with neither are mixed, or offsets of several modalities or units; SessionConflict for content after
+        the end of a single request.
         """
         self._last_activity = now
         reorder = self.reorder
@@ -192,15 +194,18 @@ class InputStream:
         return self._place(sequence_id, chunk, size, now)
 
     def refuse(self, sequence_id: int, *, now: float) -> Sequence[StreamEvent]:
-        """Skip the number of a chunk that was refused, so that later chunks do not wait for it.
+        """Skip the number of a chunk that was refused; return the events of the chunks that waited for it.
 
-        Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
+        Does nothing if chunks have offsets. Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
         self._last_activity = now
         return [] if self.offsets is not None else self._place(sequence_id, None, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
-        """End the input after everything that has arrived, waiting chunks included. Idempotent."""
+        """End the input after everything that has arrived; return the events. Idempotent.
+
+        If chunks wait for a missing one, the end takes effect once they are in order.
+        """
         self._last_activity = now
         if self.offsets is not None:
             before = self.offsets.missing
@@ -215,7 +220,10 @@ class InputStream:
         return self._finish()
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
-        """Assign a diverted chunk, whose bytes are counted already, to the open request or to a new one."""
+        """Assign a diverted chunk, whose bytes are counted already, to the open request or to a new one.
+
+        ``by_speech``: it is audio in which speech was detected; a RequestOpened event says so.
+        """
         if chunk.only_names:
             return self._name(chunk)
         if self.current is not None and not self.current.keeps_input:
@@ -223,7 +231,10 @@ class InputStream:
         return self._assign(chunk, by_speech=by_speech)
 
     def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
-        """End the input of the open request, if there is one, even while input is diverted."""
+        """End the input of the open request, if there is one, even while input is diverted; return the events.
+
+        If the request has not started, it starts now: for the reason ``trigger``, at the chunk ``sequence_id``.
+        """
         request_input, self.current = self.current, None
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
@@ -239,7 +250,7 @@ class InputStream:
         self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
-        """Close the input that is open or being discarded: the next chunk opens a new request."""
+        """Close the input that is open or being discarded, and drop waiting chunks: the next opens a new request."""
         self.drop_waiting(now=now)
         self._next_ref = None
         self._text.end()
@@ -405,7 +416,7 @@ class InputStream:
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
-        """Raise SequenceGap or SessionTimeout if one is due."""
+        """Raise SequenceGap or SessionTimeout if one is due. Before SessionTimeout, the open input expires."""
         if self._held_since is not None:
             return
         if self.gap_since is not None and now >= self.gap_since + self._gap_timeout:

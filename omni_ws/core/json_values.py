@@ -21,7 +21,9 @@ _QUOTE, _COMMA, _ARRAY, _OBJECT = b'",[{'
 
 
 def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MESSAGE_VALUES) -> None:
-    """Raise InvalidFrame if a document has more than ``most`` values. Syntax errors are left to the parser.
+    """Raise InvalidFrame if a document has more than ``most`` values; an array or an object counts as four.
+
+    Syntax errors are left to the parser.
 
     The check runs before the document is parsed. A parser makes an object of every value: two bytes of text may become
     a hundred of memory, and it holds the interpreter's lock meanwhile, whichever thread it is in. The check is linear

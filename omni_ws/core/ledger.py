@@ -134,7 +134,7 @@ class Ledger:
         """Open the entry of a request. The history orders requests as they were opened, whichever ends first.
 
         ``speaks``: the answer is to be spoken. ``writes``: its text is sent. ``resumable``: audio that was sent and not
-        heard is kept, to be sent again. If the request already has an entry, restored, that is returned.
+        heard is kept, to be sent again. A restored request already has an entry, which is returned as it is.
         """
         kept = Unheard() if resumable else None
         if (known := self._entries.get(request_id)) is not None:  # restored, for a request that continues
@@ -160,8 +160,11 @@ class Ledger:
     ) -> None:
         """End an entry after its final output, and add it to the history if it is to be ``remembered``.
 
-        ``whole``: the engine completed the answer. ``speech`` is the user's audio, already charged to the budget, if
-        its words are not known. ``words_unknown``: its words are not known, and the audio could not be kept.
+        ``whole``: the engine completed the answer. ``cancelled``: it ends because the client or speech cancelled it.
+        ``speech`` is the user's audio, already charged to the budget, if its words are not known. ``words_unknown``:
+        its words are not known, and the audio could not be kept.
+
+        Audio that was kept to be sent again is dropped, and so are the details of old entries beyond the bounds.
         """
         entry.end(whole=whole, cancelled=cancelled, speech=speech, words_unknown=words_unknown)
         self._budget.give(entry.keep_no_audio())
@@ -196,7 +199,10 @@ class Ledger:
         return next(map(self.heard_text, said), "")
 
     def late_transcript(self, request_id: str, text: str) -> bool:
-        """Add a transcript that arrives after the final of its request. Return False if the request is forgotten."""
+        """Add a transcript that arrives after the final of its request. Return whether the history has it now.
+
+        It has not if the request is not over, is forgotten, or has no input in the history.
+        """
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
             return False
@@ -220,7 +226,10 @@ class Ledger:
         return Message("user", entry.user_text, language=entry.language)
 
     def answer(self, entry: LedgerEntry) -> Message:
-        """Return the answer as a message for the history: if it was cut, only the part that was heard."""
+        """Return the answer as a message for the history: if it was cut, only the part that was heard.
+
+        Of a cancelled answer, a call that was cut off is left out.
+        """
         text = self.heard_text(entry)
         # A cancelled answer may end within a call: no client can answer such a call, and no engine accepts it.
         calls = tuple(call for call in entry.tool_calls if call.is_whole or not entry.cancelled)
@@ -299,7 +308,10 @@ class Ledger:
                 self._origin = now - start_ms / 1000
 
     def position_ms(self, entry: LedgerEntry, now: float) -> float:
-        """Return the client's position in the answer according to the playback line, in milliseconds."""
+        """Return the client's position in the answer according to the playback line, in milliseconds.
+
+        Of a held or cut answer, return where it was held or cut.
+        """
         if entry.held_ms is not None:
             return entry.held_ms
         if entry.cut_ms is not None:
@@ -328,7 +340,7 @@ class Ledger:
         return start_ms - position + before
 
     def keep_sound(self, wanted: bool) -> None:
-        """Set whether audio that is sent from now on is kept for the echo canceller. Its memory is charged."""
+        """Set whether audio that is sent from now on is kept for the echo canceller; the memory of both is charged."""
         if wanted and self.sound is None and not self._closed:
             self.sound = SentSound(self._budget)
         elif not wanted and self.sound is not None:
@@ -374,8 +386,9 @@ class Ledger:
 
         Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, or
         about an earlier one: the latest whose first audio has no number above ``sequence_id``. All answers before the
-        reported answer then count as heard, unless they were cut, and all after it as not begun. A report of less than
-        before, or about an unknown answer, changes nothing.
+        reported answer then count as heard, unless they were cut, and all after it as not begun. Of a cut answer, the
+        report corrects how much was heard, unless a request has read the history since. A report of less than before,
+        about an unknown answer, or about one before an answer that was reported, changes nothing.
         """
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)
@@ -417,7 +430,7 @@ class Ledger:
         """Cut an answer: the client plays nothing more of it. ``at_ms`` is where playback stopped, if that is known.
 
         ``unheard``: the user went on speaking, so the answer counts as not heard if none of its audio was sent. A
-        second call changes nothing but ``at_ms``.
+        second call changes nothing unless it has ``at_ms``, which then replaces the position of the cut.
         """
         self._advance(now)
         if entry.cut_ms is not None:
@@ -444,7 +457,7 @@ class Ledger:
         self.clocked = True
 
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
-        """Cut all answers whose sent audio is not yet played to the end, except ``spared``."""
+        """Cut all answers whose sent audio is not yet played to the end, except ``spared`` and held ones."""
         self._advance(now)
         for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
             self.cut(entry, now)
@@ -484,7 +497,11 @@ class Ledger:
     # Answers that are held
 
     def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
-        """Keep audio that is sent now, to send it again if speech without words interrupts the answer."""
+        """Keep audio that is sent now, to send it again if speech without words interrupts the answer.
+
+        Does nothing for an entry that was not opened as ``resumable``, nor held since. Audio that was heard is dropped,
+        and so is the oldest beyond the bounds of Unheard: the answer can then resume only behind it.
+        """
         unheard = entry.kept
         if unheard is None:
             return
@@ -502,7 +519,7 @@ class Ledger:
         return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
 
     def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
-        """Hold an answer that speech interrupts, so that it may resume later; cut all other answers.
+        """Hold an answer that speech interrupts, so that it may resume later; cut all others that still play.
 
         ``withdrawn`` are outputs of the answer that were queued and not sent; ``cost`` is their size in bytes, which is
         charged.
@@ -549,8 +566,7 @@ class Ledger:
     ) -> tuple[Message, ...]:
         """Return the messages that a request sees. ``answering`` are the calls whose results are in its input.
 
-        It also sees the heard part of ``held``, a held answer. From now on, playback reports change no cut of an
-        answer.
+        It also sees the heard part of ``held``, a held answer. Playback reports no longer correct the cuts made so far.
         """
         for entry in self._entries.values():
             entry.settle_cut()
@@ -585,15 +601,18 @@ class Ledger:
     ) -> None:
         """Add messages that belong to no request: an item that a client sent, or an earlier history.
 
-        They come after all requests so far, or before one: ``before`` is the id of that request and whether the
-        messages go between its input and its answer.
+        An item, which has an ``item_id``, comes after all requests so far, or before one: ``before`` is the id of that
+        request, and whether the item goes between its input and its answer. An earlier history, without an
+        ``item_id``, precedes all requests; its speech is charged to the budget.
         """
         if item_id is not None and before is not None:
             self.history.insert(messages, item_id=item_id, before=before[0], answer=before[1])
             return
         if item_id is not None:
             self.history.open(item_id)
-        self.history.add(messages, request_id=item_id)
+        found = list(messages)
+        self._budget.charge(sum(one.speech.held_bytes for one in found if one.speech is not None))
+        self.history.add(found, request_id=item_id)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
         """Drop from the history the messages in ``roles`` of these requests.

@@ -131,7 +131,7 @@ class Unheard(msgspec.Struct):
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
-    """One request and its answer. Only the ledger changes an entry, and only by the methods of this class."""
+    """One request and its answer. It is changed by the ledger and by what writes the answer, by its methods only."""
 
     request_id: str
     #: Whether the answer is to be spoken, and whether its text is sent.
@@ -191,7 +191,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
     # what was said
 
     def take_text(self, payload: bytes, call_id: str | None = None) -> None:
-        """Add text of the input, or of the result of the tool call ``call_id``."""
+        """Add text of the input, or of the result of the tool call ``call_id``, as far as there is ``input_room``."""
         kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
         piece = payload[: self.input_room]
         kept += piece
@@ -297,7 +297,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         self.speech, self.words_unknown = None, False
 
     def leave_out(self, roles: Container[str]) -> None:
-        """Exclude the entry's messages of these roles from the history."""
+        """Exclude the entry's messages of these roles from what the ledger writes into the history from now on."""
         self.input_kept = self.input_kept and "user" not in roles
         self.answer_kept = self.answer_kept and "assistant" not in roles
 
@@ -316,7 +316,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
             self.made_ms = end_ms
 
     def run_dry(self, late_sec: float) -> None:
-        """Count an underrun: audio was sent ``late_sec`` after the client had played all audio before it."""
+        """Count an underrun: audio was sent ``late_sec`` after the client had played all audio before it.
+
+        Not counted before the client's first report of this answer.
+        """
         if self.reported_ms is not None:
             self.underruns += 1
             self.underrun_sec += late_sec
@@ -458,7 +461,8 @@ def usual_pace(text: str) -> float:
 def end_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> int:
     """Return the index in ``text``, which is searched from ``begin`` on, at which the last of ``words`` ends.
 
-    Words that are not found are skipped.
+    Words that are not found are skipped. Punctuation after the last word is included, unless the voice reported the
+    index.
     """
     end, exact = begin, False
     for end, exact in ends_of_words(text, words, begin=begin):  # noqa: B007
@@ -492,7 +496,8 @@ def end_of_clauses(
     """Return the index in ``text`` up to which ``clauses``, in order, were heard, rounded down to whole words.
 
     ``whole``: the audio of the last clause is complete. Otherwise the clause is assumed to last at least as long as its
-    text takes at ``pace``, in characters a second; None for an unknown pace.
+    text takes at ``pace``, in characters a second; None for an unknown pace. ``read`` returns the pieces of a text that
+    the voice reads aloud.
     """
     end = clauses[0].start if clauses else 0
     for number, clause in enumerate(clauses):

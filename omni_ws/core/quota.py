@@ -70,7 +70,8 @@ class ByteBudget:
 class SessionAccount(ByteBudget):
     """The bytes that one session holds, of all kinds. They are charged to the server's budget, too.
 
-    Raises PayloadTooLarge beyond its own ``capacity``, and EngineOverloaded beyond the server's.
+    ``take`` raises PayloadTooLarge beyond the account's own ``capacity``, and EngineOverloaded beyond the server's.
+    ``over_half`` is about the server's budget.
     """
 
     __slots__ = ("_server",)
@@ -157,10 +158,7 @@ class Share:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Set the reservation to ``size`` bytes.
-
-        Raises EngineOverloaded, changing nothing, if the budget is exceeded.
-        """
+        """Set the reservation to ``size`` bytes. Raises as the budget's ``take`` does, changing nothing."""
         if size > self.size:
             self.budget.take(size - self.size)
         else:
@@ -173,7 +171,7 @@ class Share:
         self.size = size
 
     def move(self, budget: ByteBudget) -> None:
-        """Move the reservation to another budget."""
+        """Move the reservation to another budget, even beyond the capacity of that."""
         self.budget.give(self.size)
         self.budget = budget
         budget.charge(self.size)
@@ -277,7 +275,7 @@ class DailyUse:
         self.running[key_name] += 1
 
     def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float, reserved: bool = False) -> None:
-        """Count the use of a request that has ended. ``reserved``: release its reservation, too."""
+        """Count the use of a request that has ended; call ``changed``. ``reserved``: release its reservation, too."""
         if key_name is None or key_name not in self.limits:
             return
         self._turn(now)
@@ -317,7 +315,7 @@ class DailyUse:
         return self.running[key_name]
 
     def replace(self, day: int, used: Mapping[str, UsedToday]) -> None:
-        """Replace all counts with the combined counts of all workers."""
+        """Replace all counts with the combined counts of all workers, and call ``changed``."""
         self.day, self.used = day, dict(used)
         self.changed()
 

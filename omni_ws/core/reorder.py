@@ -308,14 +308,11 @@ class OffsetBuffer:
 
     def pass_on(self) -> Iterator[InputChunk]:
         """Yield the waiting pieces without a gap before them. If the caller raises, the latest piece still waits."""
-        passed = 0
-        for piece in self._waiting:
-            if piece.start > self.next_offset:
-                break
+        while self._waiting and self._waiting[0].start <= self.next_offset:
+            piece = self._waiting[0]
             yield piece.to_chunk()
             self.next_offset = piece.end
-            passed += 1
-        del self._waiting[:passed]
+            del self._waiting[0]
 
     def end_at(self, end: int) -> None:
         """Set the length of the input; only the first call counts. Input before the end may still be missing."""
@@ -339,7 +336,10 @@ class OffsetBuffer:
         )
 
     def restore(self, saved: SavedOffsets) -> int:
-        """Continue from the saved contents of another buffer. Return the number of bytes that wait."""
+        """Continue from the saved contents of another buffer. Return the number of bytes that wait.
+
+        Raises InvalidValue if the waiting chunks overlap or are out of order.
+        """
         self.next_offset, self.end, self._kind = saved.next_offset, saved.end, saved.kind
         for chunk in saved.waiting:
             if chunk.offset is None or chunk.offset.start < self.highest:

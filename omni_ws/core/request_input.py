@@ -315,7 +315,10 @@ class RequestInput:
         return released
 
     def name(self, chunk: InputChunk) -> None:
-        """Record the name that a chunk gives the request. The first name becomes that of the request."""
+        """Record the name that a chunk gives the request.
+
+        The first name becomes that of the request; a later one is kept for errors about its chunk (``ref_of``).
+        """
         assert chunk.ref is not None
         if self.ref is None:
             self.ref = chunk.ref
@@ -331,7 +334,8 @@ class RequestInput:
     ) -> list[InputEvent]:
         """End the input, and return the events. Idempotent.
 
-        A request that has not started starts now, with ``trigger`` as its reason.
+        A request that has not started starts now, with ``trigger`` as its reason. If there is no input, it fails
+        instead: its InputEnded has an error.
         """
         if not self.input_open:
             return []
@@ -358,7 +362,7 @@ class RequestInput:
 
     @classmethod
     def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
-        """Return the input whose state and settings were saved."""
+        """Return the input whose state was saved, with the settings that it had. No bytes are held; see ``hold``."""
         new = cls(settings)
         new._restore(saved)
         return new

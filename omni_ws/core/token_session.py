@@ -47,7 +47,7 @@ class TokenSession:
     ``rollback`` then restores the list, with the tokens that a truncating append cut off.
 
     ``max_length`` is the most tokens that the list may have, ``vocabulary`` the number of token IDs, ``vision`` None
-    for models without images.
+    for models without images. The list begins with ``tokens``, among which are the vision blocks of ``images``.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class TokenSession:
         """Append ``tokens`` at ``offset``, pending until ``commit`` or ``rollback``.
 
         ``offset`` has to be the length of the list or, with ``truncating``, at most that: the list is cut off there
-        first.
+        first. ``images`` are those whose vision blocks are in ``tokens``.
 
         Raises OffsetMismatch for a wrong offset or one inside an image, ContextLengthExceeded for a list that becomes
         too long, and InvalidValue for unknown token IDs and for images that do not match the vision blocks. The list is
-        unchanged then.
+        unchanged then. Raises RuntimeError while another append is pending.
         """
         if self.pending:
             raise RuntimeError("an append is in progress")

@@ -215,7 +215,10 @@ class MediaLimits:
 
 
 def fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
-    """Return the picture scaled to at least ``least`` and at most ``most`` pixels; None for no limit."""
+    """Return the picture scaled to at least ``least`` and at most ``most`` pixels; None for no limit.
+
+    A picture within the limits is returned itself, not a copy.
+    """
     height, width = pixels.shape[:2]
     if most is not None and height * width > most:
         scale = math.sqrt(most / (height * width))

@@ -106,7 +106,8 @@ class VideoDecoder:
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
         """Yield the frames that ``data`` completes. To be exhausted before the next call.
 
-        ``timestamp_ms`` is used for images, and for the first chunk of a container.
+        ``timestamp_ms`` is used for images, and for the first chunk of a container. Raises ValueError after
+        ``last_frames`` or ``close``.
         """
         if self._ended:
             raise ValueError("the decoder is already flushed")
@@ -321,7 +322,10 @@ class FrameSelection:
             )
 
     def frames(self) -> Iterator[VideoFrame]:
-        """Yield the selected frames in order, at the end of the video."""
+        """Yield the selected frames in order, at the end of the video, scaled down to share ``video_total_pixels``.
+
+        Raises the errors of ``room``.
+        """
         limits, available = self._limits, len(self._kept)
         count = max(self._paced, limits.video_min_frames or 0)
         count = min(count, available, limits.video_max_frames or available)

@@ -250,7 +250,7 @@ def max_frame_bytes(max_chunk_bytes: int) -> int:
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
-    """Decode a client's text frame.
+    """Decode a client's text frame. An invalid chunk with a valid number is returned as a RefusedChunk.
 
     msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to find the cause
     of the failure.
@@ -287,9 +287,9 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
 def to_chunk(
     fields: ChunkFields, sequence_id: int | None, offset: int | None = None, *, ref: str | None = None
 ) -> InputChunk:
-    """Convert the fields to a chunk.
+    """Convert the fields to a chunk, with the position ``offset`` if it has no number. ``ref``: see InputChunk.
 
-    Raises InvalidValue for contradictory fields, and UnsupportedParameter for a name that other APIs use for content.
+    Raises InvalidValue for contradictory fields.
     """
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
@@ -467,7 +467,10 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
 
 
 def encode_input(chunk: InputChunk) -> bytes:
-    """Encode a chunk that has a number and no ``format``, for clients. Raises ValueError for any other chunk."""
+    """Encode a chunk that has a number and no ``format``, for clients. Raises ValueError for any other chunk.
+
+    The frame has no place for ``tool_call_id``, ``offset`` and ``ref``: they are lost.
+    """
     if chunk.sequence_id is None or chunk.format is not None:
         raise ValueError("a binary frame must have a sequence_id and no format")
     flags = FLAG_END if chunk.end_of_input else 0

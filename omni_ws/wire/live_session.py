@@ -254,7 +254,7 @@ class MediaStart(LiveUpdate, frozen=True, kw_only=True):
         return (self.audio and self.audio.format) or Pcm(rate=24_000)
 
     def messages(self) -> Iterator[Message]:
-        """Return ``input`` as messages for the history."""
+        """Yield ``input`` as messages for the history."""
         for item in self.input or ():
             yield Message(_ROLES[type(item)], item.content[0].text)
 
@@ -305,7 +305,11 @@ def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
 
 
 def read_fork(fields: Mapping[str, Any], stored: MediaStart, *, media: bool = False) -> MediaStart:
-    """Return the session ``stored`` with the fields that a fork replaces. Raises as ``read_start`` does."""
+    """Return the session ``stored`` with the fields that a fork replaces. ``media``: the fork is over WebRTC.
+
+    The format of the stored audio is not kept, nor, unless ``media``, the stored ``client``. Raises as ``read_start``
+    does.
+    """
     fork = strict(fields, ForkStart, "session")
     if fork.audio is not None and fork.audio.output is not None:
         raise _unknown("session.audio.output")

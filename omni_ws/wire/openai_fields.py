@@ -66,7 +66,9 @@ class CommonBody(Struct, frozen=True, kw_only=True):
 def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
     """Return whether a stream reports usage in a chunk of its own, and whether on its final chunk.
 
-    A chunk of its own is OpenAI's way, for clients that set ``include_usage``; other clients get it on the final chunk.
+    A chunk of its own is OpenAI's way, for clients that set ``include_usage``; clients that say nothing get the usage
+    on the final chunk. ``on_final_chunk`` is the field ``usage_on_final_chunk``: true asks for that place, false
+    excludes it. With ``include_usage`` false, no usage is reported.
     """
     wanted = None if options is None else options.include_usage
     if wanted is False:
@@ -133,7 +135,8 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
 def configuration_patch(body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None) -> ConfigurationPatch:
     """Return the ``session_config`` fields of a body, given by our names or as OpenAI's top-level fields.
 
-    ``input_field`` is the field that contains the input; None if chunks bring the input.
+    ``input_field`` is the field that contains the input; None if chunks bring the input. The values are not checked,
+    but InvalidValue is raised if a field that must be merged is not an object.
     """
     patch = {name: body[name] for name in FIELDS if name in body}
     patch.pop("max_lead_ms", None)  # for sessions only: HTTP responses are not paced
@@ -277,14 +280,17 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
 
 
 def with_format_hint(error: InvalidValue) -> InvalidValue:
-    """Append the valid forms to the message of an error about ``response_format``."""
+    """Return ``error``. If it is about ``response_format``, its message names the valid forms, too."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
         error.reword(f"{error.message}; {_RESPONSE_FORMATS}")
     return error
 
 
 def template_arguments(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return ``chat_template_kwargs`` of a chat body. Raises InvalidValue for arguments that a client must not set."""
+    """Return ``chat_template_kwargs`` of a chat body, empty for None.
+
+    Raises InvalidValue for arguments that a client must not set, and for deep nesting.
+    """
     given = given or {}
     for name in _NO_TEMPLATE_ARGUMENTS & given.keys():
         raise InvalidValue(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
@@ -293,7 +299,10 @@ def template_arguments(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
-    """Return the constraint that ``response_format`` sets. Raises InvalidValue, naming the field."""
+    """Return the constraint that ``response_format`` sets; None for plain text.
+
+    Raises InvalidValue, and UnsupportedParameter for a ``$ref`` to another document, naming the field.
+    """
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
@@ -445,7 +454,8 @@ class MediaUrl:
     def chunk(self, data: bytes, media_type: str) -> InputChunk:
         """Return the input chunk with the content of the URL.
 
-        ``media_type`` is the media type of the HTTP response; if it is "", the suffix of the URL's path decides. Raises
+        The format of audio is known by the first bytes or else, as that of other media, by ``media_type``, the type of
+        the HTTP response. If that is "" or of another kind of media, the suffix of the URL's path decides. Raises
         UnsupportedFormat.
         """
         kind = media_type.strip().lower()
@@ -594,7 +604,7 @@ class MediaLimitFields(Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, float]:
-        """Return the limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
+        """The limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
         for kind, unit in (("image", "pixels"), ("video", "pixels"), ("video", "frames")):
             least, most = getattr(self, f"{kind}_min_{unit}"), getattr(self, f"{kind}_max_{unit}")
             if least is not None and most is not None and least > most:

@@ -753,7 +753,9 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. The format is known by the first bytes, else the type, else the name.
+    """Return the chunk for an uploaded file.
+
+    The format is known by the first bytes, or else by ``content_type``, or else by the suffix of ``filename``.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
@@ -774,7 +776,10 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
 
 
 def _language(wanted: str | None) -> str | None:
-    """Return the primary subtag of the requested language; None to detect it. Raises UnsupportedParameter."""
+    """Return the tag of the requested language, given as a tag or by its English name; None to detect the language.
+
+    Raises UnsupportedParameter for several words that are no known name.
+    """
     if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
         return None
     tag = language_code(wanted)
@@ -831,7 +836,10 @@ def placed(param: str | None) -> str | None:
 
 
 def told_items(messages: Iterable[Message], summary: str) -> HistoryItemsFrame:
-    """Return the reply to a ``history_get``, without the oldest messages if they exceed the limits of history_items."""
+    """Return the reply to a ``history_get``, without the oldest messages if they exceed the limits of history_items.
+
+    A tool result whose call is left out is left out as well.
+    """
     items = [HistoryItemFields(role=SUMMARY, content=summary)] if summary else []
     found: list[HistoryItemFields] = []
     size = sum(map(_size, items)) + 1

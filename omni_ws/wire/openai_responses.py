@@ -69,7 +69,7 @@ class ResponseOptions:
 class ChatStream:
     """Encodes a streamed chat completion as chunks.
 
-    The order: a chunk with the role, one chunk for each output, a chunk with the finish reason, and a chunk with the
+    The order: a chunk with the role, the chunks of the outputs, a chunk with the finish reason, and a chunk with the
     usage if requested. With several choices, there is a role chunk and a finish chunk for each, by ascending index.
     """
 
@@ -85,7 +85,7 @@ class ChatStream:
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
-        """Return the chunks for an output, each as a JSON object or as its encoded bytes."""
+        """Return the chunks for an output, each as a JSON object or as its encoded bytes; none if it is not wanted."""
         if self._role_sent and chunk.modality is OutputModality.TEXT and not self._options.wants_audio:
             return (self._content(chunk),) if self._options.wants_text else ()
         return self._outputs(chunk)
@@ -401,7 +401,10 @@ class Completion:
         self._unsent = [_Unsent() for _ in range(options.choices)]
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Keep the text of this output; yield a chunk with the text of the output before, if there is any."""
+        """Keep the text of this output; yield a chunk with the text of the choice that was kept before, if any.
+
+        Outputs other than text are ignored.
+        """
         if chunk.modality is not OutputModality.TEXT:
             return
         if chunk.text and self._unsent[chunk.choice].text:
@@ -420,7 +423,7 @@ class Completion:
             yield self._object([], usage=usage)
 
     def add(self, chunk: OutputChunk) -> None:
-        """Add an output."""
+        """Add an output; all but text is ignored."""
         if chunk.modality is OutputModality.TEXT:
             self._unsent[chunk.choice].append(chunk)
 
@@ -451,7 +454,7 @@ class SpeechEvents:
     """Encodes speech as OpenAI's typed events (``stream_format: sse``); the stream ends without [DONE]."""
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Yield the event for an output."""
+        """Yield the event for audio; nothing for other outputs."""
         if chunk.modality is OutputModality.AUDIO:
             yield {"type": "speech.audio.delta", "audio": base64.b64encode(chunk.payload).decode()}
 
@@ -489,7 +492,7 @@ class SpeechChunks:
         self._audio = {"format": response_format, "mime_type": media_type, "sample_rate": sample_rate}
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Yield the object for an output."""
+        """Yield the object for audio; nothing for other outputs."""
         if chunk.modality is OutputModality.AUDIO:
             data = base64.b64encode(self._piece(chunk.payload)).decode()
             yield self._chunk(audio={"data": data, **self._audio}, finish_reason=None)
@@ -510,7 +513,7 @@ class Transcription:
     """Accumulates a transcription. Its text is the engine's answer; its times are those of the transcript's words.
 
     ``language`` is the English name of a language: ``verbose_json`` reports it if the recogniser detects none. None if
-    unknown.
+    unknown. ``translates``: the text is an English translation, and reported as such.
     """
 
     def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool) -> None:
@@ -526,7 +529,7 @@ class Transcription:
         self._heard: list[HeardSegment] | None = []
 
     def output(self, chunk: OutputChunk) -> None:
-        """Add an output."""
+        """Add an output: text, or a settled transcript with the times of its words; others are ignored."""
         if chunk.modality is OutputModality.TEXT:
             self._text.append(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
@@ -589,7 +592,7 @@ class TranscriptionEvents:
         self._text: list[str] = []
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Yield the event for an output."""
+        """Yield the event for text; nothing for other outputs, and for blanks before the first word."""
         if chunk.modality is OutputModality.TEXT:
             # Leading white space is stripped from the whole text, thus from the first delta.
             text = chunk.text if self._text else chunk.text.lstrip()
@@ -653,7 +656,10 @@ def _extra(
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return the warnings of an answer as JSON objects. If a part of the engine failed, ``param`` is its name."""
+    """Return the warnings of an answer as JSON objects, except those about its finish reason, which is shown itself.
+
+    If a part of the engine failed, ``param`` is its name.
+    """
     return [
         {"code": one.code, "message": one.message, "param": one.param}
         for one in final.warnings
@@ -680,7 +686,10 @@ def annotation_objects(final: FinalChunk, choice: int) -> list[dict[str, Any]]:
 
 
 def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
-    """Return the finish reason of each choice; after an early end, all choices have the reason of the request."""
+    """Return the finish reason of each choice; after an early end, all choices have the reason of the request.
+
+    A reason of another server that FinishReason lacks is returned as that server named it.
+    """
     reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
     foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
     return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))

@@ -240,7 +240,7 @@ class Item:
         return taken
 
     def wait(self, chunks: list[InputChunk]) -> None:
-        """Set the item's input chunks, which it keeps until a response is requested."""
+        """Set the item's input chunks, which it keeps until a response is requested; it belongs to no request."""
         self.request_id, self.chunks = None, chunks
 
     def complete(self, status: str, *, content: Iterable[dict[str, Any]] = (), text: str = "") -> None:

@@ -220,13 +220,19 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def answers_turns(self) -> bool:
-        """Whether the end of a turn creates a response. If not, the client has to request the response."""
+        """Whether the end of a turn creates a response. If not, the client has to request the response.
+
+        Also true without turn detection, except for a session that only transcribes.
+        """
         detection = self.audio.input.turn_detection
         return not self.transcribes_only and (detection is None or detection.create_response is not False)
 
     @property
     def interrupts_answers(self) -> bool:
-        """Whether the start of a turn cancels the response in progress."""
+        """Whether the start of a turn cancels the response in progress; without turn detection, as ``answers_turns``.
+
+        A session that only transcribes has no responses.
+        """
         detection = self.audio.input.turn_detection
         return not self.transcribes_only and (detection is None or detection.interrupt_response is not False)
 
@@ -262,7 +268,10 @@ class ResponseFields(CommonFields, frozen=True, kw_only=True):
 
 
 def merged_session(base: SessionFields, patch: Mapping[str, Any]) -> SessionFields:
-    """Return ``base`` with the known fields of ``patch``; null sets a field to null. Raises InvalidValue."""
+    """Return ``base`` with the known fields of ``patch``. Raises InvalidValue.
+
+    Null sets a field to null, except ``audio``, ``audio.input`` and ``audio.output``, which it leaves as they are.
+    """
     found = _merged(msgspec.to_builtins(base), current_names(patch), _MERGED)
     if found.get("type") == "transcription":
         _leave_out_turns(found)
@@ -298,7 +307,7 @@ def read_response(fields: Mapping[str, Any]) -> ResponseFields:
 def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict[str, Any]:
     """Return the whole ``session_config`` for a session object; fields that the client leaves to the server are null.
 
-    Raises InvalidValue or UnsupportedFormat.
+    Raises InvalidValue, UnsupportedFormat, or UnsupportedParameter for a tool.
     """
     given, output = session.audio.input, session.audio.output
     detection = turn_detection(given.turn_detection, abilities)
@@ -378,13 +387,16 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
 
 
 def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> list[str]:
-    """Return the modalities of the engine's answer. A spoken answer also has text, its transcript."""
+    """Return the modalities of the engine's answer: text, wanted or not, if the engine has it, and audio if wanted.
+
+    A spoken answer's text is its transcript. ``wanted`` None or empty: audio is wanted.
+    """
     speaks = abilities.audio_output and (not wanted or "audio" in wanted)
     return [name for name, able in (("text", abilities.text_output), ("audio", speaks)) if able]
 
 
 def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilities) -> dict[str, Any] | None:
-    """Return ``turn_detection`` of a ``session_config``; None for an engine that does not take audio.
+    """Return ``turn_detection`` of a ``session_config``; None if ``wanted`` is, or the engine does not take audio.
 
     A server without the model for ``semantic_vad`` uses ``server_vad`` in its place. Raises InvalidValue.
     """
@@ -443,7 +455,7 @@ def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
 
 
 def flat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a tool of the chat API to the flat form."""
+    """Convert a function tool of the chat API to the flat form."""
     return {**{name: value for name, value in tool.items() if name != "function"}, **tool["function"]}
 
 

@@ -427,7 +427,7 @@ class ToolFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_only: bool | None = None
 
     def has(self, name: str, *, reads_only: bool) -> bool:
-        """Return whether the filter matches a tool."""
+        """Return whether the filter matches a tool. ``reads_only``: the tool declares that it only reads."""
         named = self.tool_names is None or name in self.tool_names
         return named and (self.read_only is None or self.read_only == reads_only)
 
@@ -469,14 +469,17 @@ class McpServer(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sent
 
     def allows(self, name: str, *, reads_only: bool) -> bool:
-        """Return whether the model may call a tool."""
+        """Return whether the model may call a tool. ``reads_only``: see ``ToolFilter.has``."""
         allowed = self.allowed_tools
         if isinstance(allowed, ToolFilter):
             return allowed.has(name, reads_only=reads_only)
         return allowed is None or name in allowed
 
     def asks(self, name: str, *, reads_only: bool) -> bool:
-        """Return whether calls of a tool need approval. They do if both filters match the tool."""
+        """Return whether calls of a tool need approval. They do if both filters match the tool, or neither does.
+
+        ``reads_only``: see ``ToolFilter.has``.
+        """
         wanted = self.require_approval
         if isinstance(wanted, ApprovalFilter):
             if wanted.always is not None and wanted.always.has(name, reads_only=reads_only):

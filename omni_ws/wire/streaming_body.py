@@ -359,7 +359,10 @@ class LoneObject:
         self._spans_lines = False
 
     def feed(self, data: bytes) -> bool | None:
-        """Add a piece. Return False once the body cannot be one object; None while it may be."""
+        """Add a piece. Return False once the body cannot be one object; None while it may be.
+
+        Raises InvalidFrame for a first line with more than MAX_BODY_VALUES values.
+        """
         self.data += data
         if self._first_line_at is None:
             self._searched = self._skip_blanks(self._searched)
@@ -381,7 +384,7 @@ class LoneObject:
         return None if self._searched == len(self.data) else False
 
     def finish(self) -> bool:
-        """Return whether the body, which is complete now, is one object."""
+        """Return whether the body, which is complete now, is one object. Raises InvalidFrame, as ``feed`` does."""
         if self._first_line_matches or self._first_line_at is None:
             return self._first_line_matches
         try:
@@ -436,7 +439,8 @@ class BodyChunk:
 def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
     """Return the chunks of an append request, invalid ones included: each chunk is accepted or refused by itself.
 
-    Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks.
+    Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks, with both, or with more than
+    MAX_CHUNKS chunks.
     """
     if "chunks" not in body:
         if not CHUNK_MARKERS & body.keys() and body.get("type") != "input_chunk":

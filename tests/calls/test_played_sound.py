@@ -164,6 +164,7 @@ def test_speech_in_another_order_and_twice() -> None:
     for index in (0, 2, 1, 1, 3):
         microphone.add(1100, 20, index, index)
     assert [piece.ref for piece in microphone.pieces()] == [0, 1, 2, 3]
+    assert microphone.total_ms == 80  # what was repeated is in it once
     assert spans(microphone.pieces()) == [(1020, 1100)]
 
 

@@ -76,6 +76,16 @@ def test_what_is_kept_is_bounded_in_characters(long: Message) -> None:
     assert 1 <= len(history.items) <= 2000 * 128 / 10_000
 
 
+def test_all_parts_of_a_message_count() -> None:
+    picture = InputChunk(Modality.IMAGE, b"")
+    speech = Speech((), AudioFormat(), 1000)
+    history = HistoryItems(1000, ByteBudget(1 << 20))
+    more = (Message("user", "x " * 300, picture=picture), Message("user", "", speech=speech))
+    history.add([Message("user", "one two", picture=picture, more=more)])
+    (item,) = history.items
+    assert item.tokens == 2 + 256 + 300 + 256 + 25
+
+
 def test_what_a_request_sees_begins_where_that_before_began_for_many_turns() -> None:
     """Engines reuse what they computed for a prompt that begins alike."""
     history = HistoryItems(100, ByteBudget(1 << 20))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset
 from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import OffsetBuffer
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings
 from omni_ws.core.start_policy import ON_FIRST_CHUNK
 from omni_ws.errors import (
@@ -328,3 +329,15 @@ def test_a_refused_chunk_does_not_determine_what_others_may_be() -> None:
         crowded.audio(0, b"d")
     crowded.stream.drop_waiting(now=0)
     assert crowded.stream.offsets is not None  # a chunk was accepted, and so offsets stay
+
+
+def test_a_piece_whose_taker_fails_waits_and_those_before_it_are_over() -> None:
+    buffer = OffsetBuffer(window=8)
+    for start, payload in ((2, b"cd"), (4, b"ef"), (0, b"ab")):
+        chunk = InputChunk(Modality.AUDIO, payload, offset=Offset(start))
+        buffer.receive(chunk, in_order=False, hold=lambda size: None)
+    pieces = buffer.pass_on()
+    assert (next(pieces).payload, next(pieces).payload) == (b"ab", b"cd")
+    del pieces  # the taker of the second piece has failed
+    assert (len(buffer), buffer.next_offset) == (2, 2)
+    assert [one.payload for one in buffer.pass_on()] == [b"cd", b"ef"]

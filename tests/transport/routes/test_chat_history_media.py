@@ -71,6 +71,14 @@ async def test_pictures_and_speech_stay_in_their_places() -> None:
     assert [chunk.modality for chunk in engine.inputs[0]] == [Modality.TEXT, Modality.IMAGE]
 
 
+async def test_earlier_speech_is_charged_and_given_back() -> None:
+    async with live_server(CapableEngine([TextOutput("Green.")])) as server:
+        response = await ask(server, user(SPEECH), {"role": "assistant", "content": "No."}, user(text("Why?")))
+        assert response.status == 200, response.body
+        await server.until(lambda: server.sessions == 0)
+        assert server.held_bytes == 0
+
+
 async def test_a_picture_in_a_result_that_is_the_input() -> None:
     engine = CapableEngine([TextOutput("Green.")])
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
