@@ -32,7 +32,6 @@ from omni_ws.config.parts import (
     made,
 )
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.addresses import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import (
@@ -47,6 +46,7 @@ from omni_ws.errors import OmniError, ShuttingDown, Unauthenticated
 from omni_ws.service.listening import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.process import allow_connections, configure_logging, returning_memory, unless, watching_loop
+from omni_ws.service.sessions.admission import Hosts
 from omni_ws.service.sessions.factory import SessionFactory, Summaries
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.tokens import token_sessions

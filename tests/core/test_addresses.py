@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.addresses import Addresses, Hosts
+from omni_ws.service.sessions.admission import (
+    Addresses,
+    Hosts,
+)
 
 PROXIES = Addresses(["10.0.0.0/8", "2001:db8:ffff::/48", "127.0.0.1"])
 

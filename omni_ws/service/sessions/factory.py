@@ -17,7 +17,6 @@ from prometheus_client import Gauge
 from omni_ws import __version__
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig, SessionsConfig, StreamingInputConfig
-from omni_ws.core.addresses import Addresses
 from omni_ws.core.chunks import (
     AudioEncoding,
     AudioFormat,
@@ -73,7 +72,7 @@ from omni_ws.service.listening import (
 from omni_ws.service.mcp import McpReach, ToolServers
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.sessions.admission import Admission, DailyUseFile, daily_limits
+from omni_ws.service.sessions.admission import Addresses, Admission, DailyUseFile, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
 from omni_ws.service.store.records import (
     Sealer,

@@ -72,7 +72,6 @@ from websockets.http11 import MAX_LINE_LENGTH
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from omni_ws.core.addresses import Addresses
 from omni_ws.errors import (
     EngineOverloaded,
     HeaderTooLarge,
@@ -83,6 +82,7 @@ from omni_ws.errors import (
     http_status,
 )
 from omni_ws.service import unexpected
+from omni_ws.service.sessions.admission import Addresses
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision

@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import h11
 import orjson
 
-from omni_ws.core.addresses import Addresses
 from omni_ws.errors import (
     HeaderTooLarge,
     InvalidFrame,
@@ -28,6 +27,7 @@ from omni_ws.errors import (
     UpgradeRequired,
     http_status,
 )
+from omni_ws.service.sessions.admission import Addresses
 
 #: Header lines of a request; the same as websockets allows in a handshake.
 MAX_HEADER_LINES: Final = 128

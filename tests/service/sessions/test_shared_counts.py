@@ -11,10 +11,9 @@ from typing import IO
 import pytest
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.addresses import Addresses
 from omni_ws.core.quota import DAY_SEC, DailyLimits, TokenBucket, UsedToday
 from omni_ws.errors import EngineOverloaded, RateLimited
-from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.admission import Addresses, Admission
 from omni_ws.service.sessions.shared_counts import SharedCounts, SharedDailyUse, SharedSlotCounts, WorkerRow
 
 NAMES = ("one", "two")

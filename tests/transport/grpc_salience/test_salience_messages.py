@@ -15,9 +15,9 @@ from support.token_engine import TokenEngine
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
-from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
+from omni_ws.service.sessions.admission import Addresses
 from omni_ws.transport import grpc_salience
 from omni_ws.transport.grpc_salience import (
     MAX_KEYLESS_CALLS,

@@ -9,8 +9,8 @@ from typing import Any
 import h11
 import pytest
 
-from omni_ws.core.addresses import Addresses
 from omni_ws.errors import SessionTimeout
+from omni_ws.service.sessions.admission import Addresses
 from omni_ws.transport.http.connections import (
     HttpInput,
     HttpOutput,
