@@ -16,6 +16,7 @@ from omni_ws.config.values import StoreAddress
 from omni_ws.service.store.records import Change, ChangeOutcome, ClearPart, Contents, StoreBackend, StoreEnd, StoreSize
 from omni_ws.service.store.sqlite_backend import SqliteBackend
 
+KEPT = ChangeOutcome.KEPT
 CLEAR = ClearPart("1", "native", "anna", (b"digest", b"other"), False)
 AWAY = ClearPart("1", "native", None, (), True)
 
@@ -117,6 +118,41 @@ async def test_who_takes_a_record_fences_out_who_had_it(
     found = await other.find("sess_1")
     assert found is not None
     assert (found.fence, found.holder) == (2, "b")
+
+
+async def test_who_appends_notices_what_others_did(made: Callable[[], StoreBackend], backend: StoreBackend) -> None:
+    names = ["taken", "erased", "erased here", "written by another connection", "kept"]
+    await backend.commit([change(name, snapshot=b"one") for name in names])
+    other = made()
+    await other.open()
+    for place in range(2):
+        assert set(await backend.commit([change(name, element=b"a", place=place) for name in names])) == {KEPT}
+    assert await other.take("taken", fence=1, holder="b") == Contents(b"one", (b"a", b"a"))
+    assert await other.erase("erased")
+    more = [change(name, element=b"b", place=2) for name in names]
+    assert [*await backend.commit(more)] == [ChangeOutcome.LOST, ChangeOutcome.DELETED, KEPT, KEPT, KEPT]
+    assert await backend.erase("erased here")
+    await other.commit([change("written by another connection", element=b"c", place=3)])
+    more = [change(name, element=b"d", place=3) for name in names[2:]]
+    assert [*await backend.commit(more)] == [ChangeOutcome.DELETED, ChangeOutcome.GAP, KEPT]
+    assert await other.read("kept") == Contents(b"one", (b"a", b"a", b"b", b"d"))
+    assert await other.read(names[3]) == Contents(b"one", (b"a", b"a", b"b", b"c"))
+
+
+async def test_logs_that_grow_together_are_each_record_s_own(backend: StoreBackend) -> None:
+    names = [f"sess_{number}" for number in range(5)]
+    await backend.commit([change(name, snapshot=name.encode(), element=b"0") for name in names])
+    for place in range(1, 9):
+        growing = names[place % 2 :]
+        at = {name: place if name != names[0] else place // 2 for name in growing}
+        added = [change(name, element=f"{name} {at[name]}".encode(), place=at[name]) for name in growing]
+        assert set(await backend.commit(added)) == {KEPT}
+    await backend.commit([change(names[1], end=StoreEnd.DELETE), change(names[2], snapshot=b"new", serial=2)])
+    assert await backend.read(names[1]) is None
+    assert await backend.read(names[2]) == Contents(b"new", ())
+    for name, length in ((names[0], 5), (names[3], 9), (names[4], 9)):
+        log = (b"0", *(f"{name} {place}".encode() for place in range(1, length)))
+        assert await backend.read(name) == Contents(name.encode(), log)
 
 
 async def test_a_take_that_was_not_done_is_released_without_effect(backend: StoreBackend) -> None:
