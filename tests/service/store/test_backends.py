@@ -132,11 +132,13 @@ async def test_who_appends_notices_what_others_did(made: Callable[[], StoreBacke
     more = [change(name, element=b"b", place=2) for name in names]
     assert [*await backend.commit(more)] == [ChangeOutcome.LOST, ChangeOutcome.DELETED, KEPT, KEPT, KEPT]
     assert await backend.erase("erased here")
-    await other.commit([change("written by another connection", element=b"c", place=3)])
-    more = [change(name, element=b"d", place=3) for name in names[2:]]
-    assert [*await backend.commit(more)] == [ChangeOutcome.DELETED, ChangeOutcome.GAP, KEPT]
-    assert await other.read("kept") == Contents(b"one", (b"a", b"a", b"b", b"d"))
-    assert await other.read(names[3]) == Contents(b"one", (b"a", b"a", b"b", b"c"))
+    more = [change(name, element=b"c", place=3) for name in names[2:]]
+    assert [*await backend.commit(more)] == [ChangeOutcome.DELETED, KEPT, KEPT]
+    await other.commit([change(names[3], element=b"d", place=4)])
+    more = [change(name, element=b"e", place=4) for name in names[3:]]
+    assert [*await backend.commit(more)] == [ChangeOutcome.GAP, KEPT]
+    assert await other.read("kept") == Contents(b"one", (b"a", b"a", b"b", b"c", b"e"))
+    assert await other.read(names[3]) == Contents(b"one", (b"a", b"a", b"b", b"c", b"d"))
 
 
 async def test_logs_that_grow_together_are_each_record_s_own(backend: StoreBackend) -> None:
