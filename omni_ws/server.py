@@ -535,9 +535,10 @@ async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
         if config.tracing:
             from omni_ws.service.observing.telemetry import RequestSpans, network_processor, tracer_provider
 
-            provider = tracer_provider(network_processor())
+            processor = network_processor()
+            provider = tracer_provider(processor)
             running.push_async_callback(asyncio.to_thread, provider.shutdown)
-            spans = RequestSpans(provider.get_tracer("omni_ws", __version__), model=model)
+            spans = RequestSpans(provider.get_tracer("omni_ws", __version__), processor, model=model)
             sessions.observers.add(spans, every_output=False)
         if config.otlp_metrics:
             from omni_ws.service.observing.telemetry import MetricsExport

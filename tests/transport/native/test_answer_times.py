@@ -372,8 +372,9 @@ async def test_the_parts_are_spans_and_one_that_comes_late_is_added() -> None:
     from omni_ws.service.observing.telemetry import RequestSpans, tracer_provider
 
     exporter = InMemorySpanExporter()
-    provider = tracer_provider(SimpleSpanProcessor(exporter))
-    observer = RequestSpans(provider.get_tracer("omni_ws"), model=lambda: "mind")
+    processor = SimpleSpanProcessor(exporter)
+    provider = tracer_provider(processor)
+    observer = RequestSpans(provider.get_tracer("omni_ws"), processor, model=lambda: "mind")
     async with talking(composed(SlowMind(1)), observer) as talker:
         await talker.speak()
         answer = await talker.answer()
