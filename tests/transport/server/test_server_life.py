@@ -502,7 +502,7 @@ async def test_taken_port_is_an_error_and_never_another_port() -> None:
 @pytest.mark.real_time
 async def test_wss_and_https_on_one_port(tmp_path: Path) -> None:
     _, client_context = tls_contexts(tmp_path)
-    files = ("--ssl-certfile", str(tmp_path / "certificate.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
+    files = ("--ssl-certfile", str(tmp_path / "certificate.pem"), "--ssl-keyfile", str(tmp_path / "certificate.pem"))
     async with process(*files) as server:
         await server.started()
         port = int(server.address.rpartition(":")[2])

@@ -145,7 +145,7 @@ async def test_a_client_that_only_ends_its_upload_is_waited_for(size: int, first
 async def test_a_client_goes_over_tls_that_is_not_being_read(first: bool, tmp_path: Path) -> None:
     """There the end of the sending side is the end."""
     _, trusting = tls_contexts(tmp_path)
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "certificate.pem"
     engine = SilentEngine(first=first)
     async with live_server(engine, still_answers=False, ssl_certfile=certificate, ssl_keyfile=key) as server:
         async with raw_client(server.port, tls=trusting) as client:
