@@ -506,7 +506,11 @@ def spoken(text: str, *, timed: bool = True, word_ms: int = SPOKEN_MS, level: fl
 
 def long_answer() -> list[EngineOutput]:
     """Two hundred words, a tenth of a second each."""
-    return [*spoken(" ".join(f"word{number}" for number in range(200)), word_ms=100, level=0.1)]
+    script: list[EngineOutput] = [TextOutput(" ".join(f"word{number}" for number in range(200)))]
+    for number in range(200):
+        word = Word(f"word{number}", number * 100, number * 100 + 90)
+        script.append(AudioOutput(np.full(2400, 0.1, np.float32), 24_000, (word,)))
+    return script
 
 
 def delegates(said: str, task: str = "find it", *, number: int = 1) -> list[Any]:
