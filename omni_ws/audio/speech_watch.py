@@ -208,16 +208,16 @@ class TurnDetector:
     ``words_told`` on:
 
     - If the words are unfinished, the turn ends after ``silence_duration_ms``, whatever the judge says.
-    - If they are a whole sentence, it ends sooner where the judge is not sure, and at the latest after
-      ``whole_silence_ms``.
-    - While they are not known, it does not end before LATE_WORDS_WINDOWS: no answer could begin sooner.
+    - If they are a whole sentence, it ends sooner where the judge is not sure: after ``whole_silence_ms``.
+    - While they are not known, it does not end before LATE_WORDS_WINDOWS, as no answer could begin before they are.
     - If the speaker dictates in groups, and has paused in the turn, it does not end before ``whole_silence_ms``,
       however sure the judge is.
 
-    Unless the judge is sure, a pause ends the turn only if it is half as long again as the longest one before.
+    Where the judge alone does not decide, an end before ``silence_duration_ms`` needs a pause that is half as long again
+    as the longest one before.
 
-    If a far sound fills most of the pause, neither the judge nor the words tell anything about the speaker: half of
-    ``whole_silence_ms`` then ends the turn.
+    If a far sound (another speaker, a television) fills most of the pause, neither the judge nor the words tell
+    anything about the speaker: half of ``whole_silence_ms`` then ends the turn.
 
     ``breaths``: ``feed`` also reports pauses after which the speaker will probably continue (SpeechBreath).
     """

@@ -294,7 +294,7 @@ async def _connected(endpoint: Endpoint, query: str, handshake_timeout: float) -
 async def _finish_resume(
     websocket: ClientConnection, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Read the first frames after a resume: those of the resumed session, or of a fresh one."""
+    """Read the reply to a resume. If the server opens a fresh session instead, configure it with ``config``."""
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)

@@ -230,7 +230,7 @@ class CallersRoom(_Strict, frozen=True, kw_only=True):
 
 
 class Bounds(_Strict, frozen=True, kw_only=True):
-    """Upper limits for medians."""
+    """Upper limits for the medians of the times of answers, over all repetitions of a scenario."""
 
     within_ms: _Ms | None = None
     decided_within_audio_ms: _Ms | None = None

@@ -65,7 +65,7 @@ class SpeechWorkers:
 
     @cached_property
     def available(self) -> bool:
-        """Whether the detector's package is installed. Checked once."""
+        """Whether the detector can run: with its package, or with a runtime and fetched weights. Checked once."""
         return has_detector()
 
     @property

@@ -237,7 +237,10 @@ class Onset:
         self._end(verdict)
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Decide that the sound is no turn, whatever the evidence. ``rest_untold``: see the attribute."""
+        """Decide that the sound is no turn, whatever the evidence.
+
+        ``rest_untold``: if the sound goes on, the client is told nothing of the rest.
+        """
         self.rest_untold = rest_untold
         self._end(Verdict.BACKCHANNEL)
 
@@ -472,7 +475,7 @@ class SpokenTurns:
             self.onset.is_input()
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Dismiss the uncertain onset, if there is one; ``rest_untold``: see the attribute of Onset."""
+        """Dismiss the uncertain onset, if there is one. ``rest_untold``: see ``Onset.dismiss``."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
 

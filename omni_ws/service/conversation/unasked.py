@@ -305,7 +305,10 @@ class Remarks:
         self._working.clear()
 
     def _next(self, config: SessionConfig) -> tuple[float, StartTrigger] | None:
-        """Return when the next remark is due, and its kind; None for no remark."""
+        """Return when the next remark is due, and its kind; None for no remark.
+
+        Once the idle prompt was said, it is the time at which the session ends without an answer.
+        """
         for done in [one for one in self._working if self._is_done(one)]:
             del self._working[done]
         since, idle = self._since, config.idle_prompt

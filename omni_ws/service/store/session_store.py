@@ -113,12 +113,10 @@ class LeaseHolder(Protocol):
         """
 
     def store_wants_snapshot(self) -> None:
-        """Called when the store works, but its record is out of date, or its log is long or old.
+        """Called when the store works, but the record of the session is out of date, or its log is long or old.
 
-        Call ``snapshot`` in this pass of the loop.
-
-        Called after ``store_degraded``, and also without it. When that snapshot is settled and the lease is ``whole``,
-        the session can be resumed again.
+        Call ``snapshot`` in this pass of the loop. When that snapshot is settled and the lease is ``whole``, a session
+        that was not kept (``store_degraded``) can be resumed again.
         """
 
 

@@ -363,7 +363,7 @@ class ModeBKeeper:
             yield
 
     def stop_returning(self, session_id: str, key: ApiKey | None) -> None:
-        """Cancel a session whose input is being fed again, without waiting until the engine has taken all of it.
+        """Cancel a session that is being restored (the engine gets its stored input again), without waiting for that.
 
         Does nothing for any other session.
         """

@@ -376,8 +376,9 @@ class ResultReader:
 class NumberedEvents:
     """An EventSink that numbers events from 1 on and skips those that the client has received.
 
-    The head of the response is deferred until there is an event to send. If no event follows, the response is a 204; an
-    unknown ``Last-Event-ID`` is refused with an error status.
+    The head of the response is deferred until there is an event or a heartbeat to send, or the client has all events so
+    far and more may follow. If the answer has ended by then, the response is a 204; an unknown ``Last-Event-ID`` is
+    refused with an error status.
     """
 
     def __init__(self, exchange: HttpExchange, last_event_id: int) -> None:

@@ -381,7 +381,7 @@ class WebSocketSession(ConnectedSession):
     resume_output = ConnectedSession.output_ready
 
     def _stop_writing(self) -> None:
-        """Stop writing: the connection is closing, or another one has taken over the session."""
+        """Stop writing: the connection is closing, or the session is no longer this connection's."""
         self._writing = False
         self._emptied.set()
 

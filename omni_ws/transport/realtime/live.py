@@ -587,7 +587,7 @@ class LiveDialect(SessionDialect):
                 self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
-        """Drop the audio that was not sent yet. An answer that is still being made may continue later."""
+        """Drop the unsent audio of answers, not of a fixture. What an unfinished answer makes later is sent."""
         for request_id in self.player.cut():
             self._end_text(request_id)
 
