@@ -213,8 +213,8 @@ class TurnDetector:
     - If the speaker dictates in groups, and has paused in the turn, it does not end before ``whole_silence_ms``,
       however sure the judge is.
 
-    Where the judge alone does not decide, an end before ``silence_duration_ms`` needs a pause that is half as long again
-    as the longest one before.
+    Where the judge alone does not decide, an end before ``silence_duration_ms`` needs a pause half as long again as the
+    longest one before.
 
     If a far sound (another speaker, a television) fills most of the pause, neither the judge nor the words tell
     anything about the speaker: half of ``whole_silence_ms`` then ends the turn.
