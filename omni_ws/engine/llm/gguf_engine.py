@@ -164,7 +164,10 @@ class GgufEngine:
         """Load the model. Idempotent. Raises EngineFailed if the file is no model or cannot be loaded."""
         if self._keeper is not None:
             return
-        await self._launch()
+        try:
+            await self._launch()
+        except OSError as error:
+            raise EngineFailed("llama.cpp does not start") from error
         keeping = keep_running("llama.cpp", self._until_death, self._launch, Backoff())
         self._keeper = asyncio.create_task(keeping, name="watch over llama.cpp")
 
@@ -188,10 +191,7 @@ class GgufEngine:
             eight_bits=settings.eight_bits,
             chat_template=template,
         )
-        try:
-            child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
-        except OSError as error:
-            raise EngineFailed("llama.cpp does not start") from error
+        child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(child.end)
             served = await _loaded(child, order)
