@@ -108,7 +108,7 @@ test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
 
 FAST_TESTS := tests/core tests/wire tests/service tests/transport
 test-fast: $(VENV)/.ready-to-test ## a sample to run before each commit: one case of each quick test of the core, the wire and the server
-	@$(BIN)/python -m pytest $(FAST_TESTS) -m "not slow and not vllm" -n 2 --dist worksteal --one-case --hypothesis-profile=fast $(ARGS)
+	@$(BIN)/python -m pytest $(FAST_TESTS) -m "not slow and not vllm" -n 3 --dist worksteal --one-case --hypothesis-profile=fast $(ARGS)
 
 # Installs what the shell's $missing names. RUNLEVEL: services are not started.
 define FROM_DISTRIBUTION
