@@ -70,7 +70,7 @@ ACKNOWLEDGED: Final[Mapping[str, Callable[[Mapping[str, Any]], list[dict[str, An
         }
     ],
 }
-#: Values that are as valid as the one that is given.
+#: For each value of an enumeration, another valid value of it.
 OTHERS: Final[Mapping[Any, Any]] = {
     "completed": "incomplete",
     "in_progress": "completed",
@@ -180,7 +180,7 @@ class Inert:
         #: The same by the id of the item or response that it has become.
         self._became: dict[str, tuple[list[str], Any]] = {}
 
-    # What comes in.
+    # Events of the client
 
     def received(self, dialect: RealtimeDialect, event: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an event of the client without the name, or with another value if it is refused without."""
@@ -225,12 +225,12 @@ class Inert:
         return found[0]["session"] if found else fields
 
     def is_dropped(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event of the client is the one that does nothing."""
+        """Whether ``event`` is of the kind that is inert, so that the session does not get it."""
         if event["type"] == "conversation.item.create" and self.name == f"item.{event['item'].get('type')}":
             return True
         return self.name == f"client.{event['type']}"
 
-    # What goes out.
+    # Events of the server
 
     def sent(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the events as the client gets them."""

@@ -198,11 +198,11 @@ UNCERTAIN_BAR: Final = replace(NEAR_BAR, measured=True)
 class TurnDetector:
     """Derives starts and ends of turns from the probabilities of speech. No I/O; its clock is the number of windows.
 
-    A turn begins by the condition ``bar``, or the one that ``demand`` set last. It ends after ``silence_duration_ms``
-    of windows clearly below ``threshold``. With ``sure`` it may end sooner: when ``feed`` returns a SpeechPause, the
-    caller asks the judge whether the speaker has finished, and passes the judge's probability to ``answer`` before it
-    feeds any window for which ``needs_answer`` is true. The turn ends soonest if the probability is above ``sure``, and
-    later if it is above ``LIKELY``.
+    A turn begins when the probabilities meet the condition ``bar``, or the latest condition that ``demand`` has set. It
+    ends after ``silence_duration_ms`` of windows clearly below ``threshold``. With ``sure`` it may end sooner: when
+    ``feed`` returns a SpeechPause, the caller asks the judge whether the speaker has finished, and passes the judge's
+    probability to ``answer`` before it feeds any window for which ``needs_answer`` is true. The turn ends soonest if
+    the probability is above ``sure``, and later if it is above ``LIKELY``.
 
     If the recogniser reports the ``words`` in each pause, they count as well, from the next window or call of
     ``words_told`` on:

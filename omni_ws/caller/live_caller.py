@@ -670,7 +670,7 @@ class LiveCaller:
         self._tasks.append(task)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """End the conversation if a task failed, so that nobody waits for it in vain."""
+        """Close the conversation if a task failed, since its callers would wait for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._close(f"{type(error).__name__} {error}")
 

@@ -139,10 +139,8 @@ class Unasked:
             awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
             self._one_filler = not awaited
             if awaited or not spoken:
-                working, first_sec = awaited, FIRST_FILLER_SEC
-                if not awaited:
-                    working, first_sec = [call.id for call in later], self._acknowledged_sec
-                self._remarks.call(working, spoken=spoken, first_sec=first_sec)
+                first_sec = FIRST_FILLER_SEC if awaited else self._acknowledged_sec
+                self._remarks.call(awaited or [call.id for call in later], spoken=spoken, first_sec=first_sec)
 
     def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
         """Return whether none of these calls still waits for its result."""

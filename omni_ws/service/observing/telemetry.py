@@ -154,7 +154,7 @@ class RequestSpans:
             case AnswerPlayed(timeline=timeline):
                 place = self._unplayed.get(session.session_id, {}).pop(timeline.request_id, None)
                 if place is not None and (parts := timeline.times.parts()):
-                    self._add(place, parts[-1].name, timeline, parts[-1])
+                    self._add(place, timeline, parts[-1])
 
     def _export(self, session: SessionIdentity, timeline: RequestTimeline, parent: Context) -> None:
         wall_ns = timeline.wall_ns
@@ -169,7 +169,7 @@ class RequestSpans:
             return  # it is not sampled
         place = _Place(span, span.get_span_context())
         for passed in timeline.stages(timeline.now()):
-            self._add(place, passed.name, timeline, passed)
+            self._add(place, timeline, passed)
         self._export_turn(session, timeline, place)
         for when, name, attributes in sorted(_events(timeline), key=itemgetter(0)):
             span.add_event(name, attributes, wall_ns(when))
@@ -190,9 +190,9 @@ class RequestSpans:
         if times.transcript_guessed is not None:
             events = [Event("transcript_guessed", timestamp=timeline.wall_ns(times.transcript_guessed))]
         whole = TimedPart("turn", parts[0].began, parts[-1].ended)
-        within = self._add(place, whole.name, timeline, whole, attributes=attributes, events=events or ())
+        within = self._add(place, timeline, whole, attributes=attributes, events=events)
         for part in parts:
-            self._add(within, part.name, timeline, part)
+            self._add(within, timeline, part)
         if times.first_audio_sent is not None and times.first_audio_played is None:
             late = self._unplayed.setdefault(session.session_id, {})
             late[timeline.request_id] = within
@@ -202,23 +202,22 @@ class RequestSpans:
     def _add(
         self,
         place: _Place,
-        name: str,
         timeline: RequestTimeline,
         lasted: TimedPart,
         *,
         attributes: Mapping[str, int] | None = None,
-        events: Sequence[Event] = (),
+        events: Sequence[Event] | None = None,
     ) -> _Place:
         """Export a span that is over; return the place of its children."""
         request, above = place
         context = SpanContext(above.trace_id, self._new_id(), False, above.trace_flags, above.trace_state)
         span = ReadableSpan(
-            name,
+            lasted.name,
             context,
             above,
             resource=request.resource,
             attributes=attributes,
-            events=events,
+            events=events or (),
             start_time=timeline.wall_ns(lasted.began),
             end_time=timeline.wall_ns(lasted.ended),
             instrumentation_scope=request.instrumentation_scope,
