@@ -27,6 +27,7 @@ from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.service.store import session_store as session_store_module
 from omni_ws.service.store.records import Change, ChangeOutcome, Sealer
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator, ClientSecrets
@@ -423,6 +424,17 @@ def numbered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(self, *arguments, **options)
 
     monkeypatch.setattr(Conversation, "_new_request", new_request)
+
+
+@pytest.fixture(autouse=True)
+def threads_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's threads take one pass of the loop: the client rests for passes, and threads run when they can."""
+
+    async def run_work(work: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return function(*arguments)
+
+    monkeypatch.setattr(session_store_module, "run_work", run_work)
 
 
 @pytest.mark.parametrize("seed", range(24))
