@@ -366,13 +366,15 @@ async def find_record(
 async def take_record(store: SessionStore, session_id: str) -> Taken:
     """Take over a record that ``find_record`` found. If its holder is just giving it back, wait for that.
 
-    Raises SessionConflict if a living process still has it after GIVING_BACK_SEC, or it is gone or damaged;
-    EngineOverloaded if the store does not answer.
+    Raises SessionNotFound if it was deleted meanwhile; SessionConflict if a living process still has it after
+    GIVING_BACK_SEC, or it is damaged; EngineOverloaded if the store does not answer.
     """
     for wait in (*[GIVING_BACK_SEC / _LOOKS] * _LOOKS, 0):
         with store_errors():
             if (taken := await store.take(session_id, force=False)) is not None:
                 return taken
+            if await store.peek(session_id) is None:
+                raise SessionNotFound("session not found", param="session_id")
         await asyncio.sleep(wait)
     raise held_elsewhere()
 

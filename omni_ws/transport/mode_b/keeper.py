@@ -373,11 +373,15 @@ class ModeBKeeper:
     async def cancel(self, session: ModeBSession) -> None:
         """Cancel a session, and wait until the engine has stopped and the cancellation is settled.
 
-        Raises SessionConflict if another server has the session.
+        Raises what ``take_record`` raises, and SessionExpired if a session that has ended expires meanwhile.
         """
         held = self._held.get(session.id)
         if held is not None and held.lease is None and self._store is not None:  # it has ended
-            held.write_by((await take_record(self._store, session.id)).lease)
+            lease = (await take_record(self._store, session.id)).lease
+            if session.expired:
+                self._store.release(lease, delete=True)
+                raise SessionExpired(session.expired_because, param="session_id")
+            held.write_by(lease)
         was_live = session.live
         session.cancel()
         if not was_live and held is not None:

@@ -33,7 +33,7 @@ from omni_ws.errors import (
     SessionNotFound,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.keeper import find_record
+from omni_ws.service.sessions.keeper import find_record, take_record
 from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper
@@ -428,6 +428,40 @@ async def test_a_deleted_session_is_cancelled_in_every_server() -> None:
             async with first.using(session_id) as session:
                 assert session.state is InputState.CANCELLED
                 assert not any(isinstance(one, OutputChunk) for one in session.output.messages)
+
+
+async def test_a_session_that_expires_while_it_is_deleted_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+        await first.finish(session_id)
+        await first.result(session_id)
+        async with second.using(session_id) as session:
+
+            async def slow(*arguments: Any) -> Any:
+                taken = await take_record(*arguments)
+                session.expire()
+                return taken
+
+            monkeypatch.setattr(keeper_module, "take_record", slow)
+            with pytest.raises(SessionExpired):
+                await second.keeper.cancel(session)
+        await rest()
+        assert await first.store.peek(session_id) is None
+
+
+async def test_a_session_that_is_deleted_before_it_is_taken_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+
+        async def found(*arguments: Any, **named: Any) -> Any:
+            record = await find_record(*arguments, **named)
+            assert await first.store.delete(session_id, owner=None)
+            return record
+
+        monkeypatch.setattr(keeper_module, "find_record", found)
+        with pytest.raises(SessionNotFound):
+            async with second.using(session_id):
+                pass
 
 
 async def test_a_session_that_its_owner_deletes_from_the_store_ends_where_it_is() -> None:
