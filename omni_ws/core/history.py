@@ -163,12 +163,16 @@ def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) ->
     return tuple(joined)
 
 
+def _is_plain(message: Message) -> bool:
+    return message.speech is None and message.picture is None and not message.more
+
+
 def _runs(messages: Iterable[Message]) -> Iterator[Message]:
     """Join each run of messages that have only text and calls, and yield all others unchanged.
 
     All messages have the same role. There may be thousands, so runs are joined whole, not message by message.
     """
-    for plain, group in groupby(messages, key=lambda one: one.speech is None and not one.more):
+    for plain, group in groupby(messages, key=_is_plain):
         run = list(group)
         if not plain or len(run) == 1:
             yield from run

@@ -608,6 +608,17 @@ def test_speech_of_both_parts_is_one_message() -> None:
     assert [(one.text, one.speech) for one in message.parts] == [("typed", first.speech), ("typed typed", None)]
 
 
+def test_each_picture_stays_behind_its_text() -> None:
+    pictures = [InputChunk(Modality.IMAGE, bytes([number])) for number in range(2)]
+    seen = [Message("user", f"picture {number}", picture=one) for number, one in enumerate(pictures)]
+    (message,) = in_order([*seen, Message("user", "which"), Message("user", "is it?")])
+    assert [(one.text, one.picture) for one in message.parts] == [
+        ("picture 0", pictures[0]),
+        ("picture 1", pictures[1]),
+        ("which is it?", None),
+    ]
+
+
 def test_a_result_leaves_with_its_call() -> None:
     history = HistoryItems(70, ByteBudget(1 << 20))
     turns = [
