@@ -94,6 +94,11 @@ class Message:
         return (self, *self.more)
 
     @property
+    def has_speech(self) -> bool:
+        """Whether the message, or one of its parts, is speech whose words are not known."""
+        return any(part.speech is not None for part in self.parts)
+
+    @property
     def says_something(self) -> bool:
         """Whether the message has content. An empty tool result counts: it says that the tool returned nothing."""
         has_media = self.speech is not None or self.picture is not None
@@ -119,6 +124,11 @@ def message_bytes(message: Message) -> int:
     for call in message.tool_calls:
         size += MESSAGE_OVERHEAD_BYTES + getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments)
     return size + sum(map(message_bytes, message.more)) if message.more else size
+
+
+def speech_bytes(message: Message) -> int:
+    """Return the bytes that are charged to the budget for the speech of a message, with that of its parts."""
+    return sum(part.speech.held_bytes for part in message.parts if part.speech is not None)
 
 
 def message_tokens(message: Message) -> int:
@@ -534,7 +544,7 @@ class HistoryItems:
 
     def _is_open(self, message: Message) -> bool:
         """Return whether a message is incomplete: its words, or the results of some of its calls, are not known."""
-        return message.speech is not None or any(call.id not in self._results for call in message.tool_calls)
+        return message.has_speech or any(call.id not in self._results for call in message.tool_calls)
 
     def _begins_turn(self, index: int) -> bool:
         items = self._items
@@ -639,7 +649,7 @@ class HistoryItems:
         """
         if request_id in self._truncated:
             for message in messages:
-                self.budget.give(_speech_bytes(message))
+                self.budget.give(speech_bytes(message))
             return
         place = _BEFORE_ALL if request_id is None else self._places.get(request_id, self._opened)
         behind_all = not self._items or self._items[-1].place <= place
@@ -688,11 +698,8 @@ class HistoryItems:
         index = next((one for one in own if self._items[one].role == message.role), None)
         if index is not None and message.says_something:
             item = self._items[index]
-            changed = replace(
-                item, message=message, tokens=message_tokens(message), speech_bytes=_speech_bytes(message)
-            )
-            if message.speech is not None:
-                self.budget.charge(changed.speech_bytes)  # released by the old item
+            changed = replace(item, message=message, tokens=message_tokens(message), speech_bytes=speech_bytes(message))
+            self.budget.charge(changed.speech_bytes)  # released by the old item
             self._drop(index, index + 1)
             self._insert(index, changed)
         elif index is not None:
@@ -784,8 +791,7 @@ class HistoryItems:
         self._stride = state.stride
         for item in state.items:
             self._insert(len(self._items), item)
-            if item.message.speech is not None:
-                self.budget.charge(item.speech_bytes)
+            self.budget.charge(item.speech_bytes)
         self._left_behind, self._made, self._seen = state.left_behind, state.made, state.seen
         self._places, self._opened = state.places, state.opened
         self._refs, self._notes = state.refs, state.notes
@@ -808,8 +814,8 @@ class HistoryItems:
 
     def _new_item(self, message: Message, request_id: str | None, place: int, *, counted: bool = True) -> HistoryItem:
         self._made += 1
-        tokens, speech_bytes = message_tokens(message), _speech_bytes(message)
-        item = HistoryItem(f"item_{self._made}", request_id, place, message, tokens, speech_bytes)
+        tokens, held = message_tokens(message), speech_bytes(message)
+        item = HistoryItem(f"item_{self._made}", request_id, place, message, tokens, held)
         if counted:
             self._count(item)
         return item
@@ -818,8 +824,7 @@ class HistoryItems:
         self._tokens += item.tokens
         self._text_bytes += message_bytes(item.message)
         self._speech_bytes += item.speech_bytes
-        if item.message.speech is not None:
-            self.held_bytes += item.speech_bytes
+        self.held_bytes += item.speech_bytes
         for call in item.message.tool_calls:  # some engines reuse ids
             self._calls[call.id] = item.place
             self._results.pop(call.id, None)
@@ -847,12 +852,13 @@ class HistoryItems:
         self._seen.shrink(self._items, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
             item = self._items[index]
-            if item.message.speech is not None:
+            if item.message.has_speech:
                 self._release(item)
-                text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
-                said = replace(item.message, text=text, speech=None)
+                first, *more = map(_without_speech, item.message.parts)
+                said = replace(first, more=tuple(more))
                 self._text_bytes += message_bytes(said) - message_bytes(item.message)
-                self._items[index] = replace(item, message=said)
+                self._speech_bytes -= item.speech_bytes
+                self._items[index] = replace(item, message=said, speech_bytes=0)
 
     def _seen_tokens(self) -> int:
         """Return how many tokens a request may see: all, less as many whole steps as it takes to fit ``max_tokens``."""
@@ -893,10 +899,11 @@ class HistoryItems:
             self._results.pop(item.message.tool_call_id or "", None)
 
     def _release(self, item: HistoryItem) -> None:
-        if item.message.speech is not None:
-            self.held_bytes -= item.speech_bytes
-            self.budget.give(item.speech_bytes)
+        self.held_bytes -= item.speech_bytes
+        self.budget.give(item.speech_bytes)
 
 
-def _speech_bytes(message: Message) -> int:
-    return 0 if message.speech is None else message.speech.held_bytes
+def _without_speech(part: Message) -> Message:
+    if part.speech is None:
+        return part
+    return replace(part, text=" ".join(filter(None, [part.text, WORDS_UNKNOWN])), speech=None)

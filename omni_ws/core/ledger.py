@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from omni_ws.core.chunks import AudioFormat, OutputChunk
-from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItems, HistoryState, Message, Speech
+from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItems, HistoryState, Message, Speech, speech_bytes
 from omni_ws.core.ledger_entry import (
     Clause,
     LedgerEntry,
@@ -611,7 +611,7 @@ class Ledger:
         if item_id is not None:
             self.history.open(item_id)
         found = list(messages)
-        self._budget.charge(sum(one.speech.held_bytes for one in found if one.speech is not None))
+        self._budget.charge(sum(map(speech_bytes, found)))
         self.history.add(found, request_id=item_id)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -606,6 +607,21 @@ def test_speech_of_both_parts_is_one_message() -> None:
     ]
     (message,) = in_order([typed, first, typed, typed])
     assert [(one.text, one.speech) for one in message.parts] == [("typed", first.speech), ("typed typed", None)]
+
+
+def test_speech_in_further_parts_is_held_and_given_back() -> None:
+    budget = ByteBudget(1 << 20)
+    history = HistoryItems(10, budget)
+    two = replace(spoken(budget, tokens=2), more=(Message("user", "typed"), spoken(budget, tokens=3)))
+    history.add([two, Message("assistant", "one")])
+    assert budget.used == history.held_bytes == 5 * len(TOKEN) + 2 * 256
+    history.add([Message("user", "a b c d e f g h")])
+    assert budget.used == history.held_bytes == 0
+    said = [part.text for part in history.items[0].message.parts]
+    assert said == [WORDS_UNKNOWN, "typed", WORDS_UNKNOWN]
+    history.keep_within(2)  # now the message goes altogether
+    assert [one.role for one in history.items] == []
+    assert budget.used == history.held_bytes == 0
 
 
 def test_each_picture_stays_behind_its_text() -> None:
