@@ -287,7 +287,7 @@ class ChatCompletion:
     @property
     def spoken(self) -> str:
         """The transcript of a spoken answer."""
-        return self._choices[0].text
+        return self._choices[0].spoken
 
     @property
     def audio(self) -> bytes:

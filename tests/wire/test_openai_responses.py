@@ -208,6 +208,14 @@ def test_a_completion_with_audio() -> None:
     assert message["content"] == "a"
 
 
+def test_a_spoken_refusal_is_in_the_transcript_that_is_kept() -> None:
+    completion = ChatCompletion(options(wants_audio=True))
+    completion.output(replace(text("I cannot."), refusal=True))
+    assert completion.spoken == "I cannot."
+    message = completion.final(FINAL)["choices"][0]["message"]
+    assert (message["audio"]["transcript"], message["refusal"]) == ("I cannot.", "I cannot.")
+
+
 # --- speech
 
 
