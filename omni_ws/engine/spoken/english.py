@@ -1071,7 +1071,11 @@ _RULES: Final = _rules(
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
-    (one_of(SIGNS), lambda match: f" {SIGNS[match[0]]} "),
+    # A single Greek letter is a sign, and so is each of two; more of them are a word.
+    (
+        rf"[\u0370-\u03ff]{{3,}}|{one_of(SIGNS)}",
+        lambda match: f" {SIGNS[match[0]]} " if match[0] in SIGNS else match[0],
+    ),
     (r"(?:^|\s)[-–—]{1,3}\s", ", ", "-–—"),
     (r"[{}\[\]\\^|*`™®†‡•·]|(?<=\s)_|_(?=\s)", " "),
     (r"\s+(?=[,.;:!?](?:\s|$))|(?<=\()\s+", ""),

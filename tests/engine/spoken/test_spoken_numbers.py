@@ -78,7 +78,7 @@ SIGNS = st.text(
     st.sampled_from("0123456789abcdehkmsxMKBGE$€£%°.,:;/-–−+*=^_#@&'’\"½²₂٣Ⅷ①ſKİéßяあ \n()[]<>|~`"), max_size=60
 )
 #: Words that stay what they are whatever is beside them.
-WORDS = st.text(st.characters(categories=["L"], exclude_characters="ªº"), min_size=4, max_size=9).filter(
+WORDS = st.text(st.characters(categories=["L"], exclude_characters="ªºπαβγδΔεθλμσΣφωΩ"), min_size=4, max_size=9).filter(
     lambda word: not {word, word.lower(), f"{word.lower()}."} & {*UNITS, *TITLES, *SHORT_WORDS, *ABBREVIATIONS}
 )
 
@@ -105,3 +105,7 @@ def test_words_beside_numbers_stay(words: list[str]) -> None:
     for word in words:
         if word.isalpha() and not word.isupper():
             assert word in read
+
+
+def test_a_greek_word_is_no_row_of_signs() -> None:
+    assert said(literally("Σωκράτης said: 2π, Δx and αβ")) == "Σωκράτης said: two pi, delta x and alpha beta"
