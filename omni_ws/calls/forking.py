@@ -111,7 +111,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
 
 
 class _Sent:
-    """The client's messages up to a turn: its configuration, results of tools, and whether the turn has pictures."""
+    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures."""
 
     def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
         """Read the messages. ``since`` is when the turn before ``turn`` opened, in ms of the call."""
