@@ -251,7 +251,9 @@ def create_app(
     turn_model: TurnModel | None = None,
     group: WorkerGroup | None = None,
 ) -> App:
-    """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+    """Create the App for an engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+
+    The caller starts and stops the engine, before or while the app is served.
 
     ``model_name`` is the first name under which the model is served and announced; the configured names follow.
     ``group`` is the group of workers of which this process is one. Raises ConfigurationError if a front end cannot be
@@ -267,7 +269,8 @@ def create_app(
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
     """Run a server until SIGTERM, SIGINT or SIGHUP, and return the exit status. Blocks. Raises as ``serve`` does.
 
-    ``listening`` is called with the port once the server can answer.
+    With several workers, SIGHUP does not end the server, but replaces its workers; and if one fails to start, its exit
+    status is returned. ``listening`` is called with the port once the server can answer.
     """
     config = config or ServerConfig()
     if config.workers > 1:
