@@ -95,7 +95,7 @@ class LoadTalker:
         self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
-        """Ask all questions, over a new connection if the last one was lost.
+        """Ask all questions, over a new connection if the last one was lost or an answer did not come in time.
 
         Stops if a session is refused. Raises ConnectionFailed if no talker has reached the server so far.
         """
@@ -131,7 +131,7 @@ class LoadTalker:
         return opened
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Ask once; return whether the session is still usable: not after a failure, as a late answer could follow."""
+        """Ask once; return whether the session is still usable: not after a time-out, as a late answer could follow."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
         self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1

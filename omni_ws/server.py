@@ -200,7 +200,7 @@ class App(Application):
             await front_end.wait_ended()
 
     async def close(self) -> None:
-        """Wait until no session is left, then release shared resources. All connections must be closed."""
+        """Wait until no session is left, then release shared resources. All connections must be closed before."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
         await self.summaries.close()
@@ -343,7 +343,7 @@ class RunningServer:
             logger.warning("not all answers finished within %g seconds; cancelling the rest", timeout)
 
     async def close(self) -> None:
-        """End every session, request and connection."""
+        """End every session, request and connection, then close the app."""
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
         self.app.end_all(going)
@@ -367,8 +367,8 @@ class RunningServer:
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
     """Serve ``app`` on its configured address during the ``with`` block. Raises OSError if the port is taken.
 
-    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError if the store of sessions or the TLS
-    certificate is unusable.
+    The end of the block ends all sessions, and closes the app. A ``worker`` gets its connections from the supervisor.
+    Raises ConfigurationError if the store of sessions or the TLS certificate is unusable.
     """
     async with app.storing(), _listening(app, worker) as running:
         yield running
@@ -528,7 +528,7 @@ async def _serve_until(
 
 @asynccontextmanager
 async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
-    """Export spans and metrics of a server during the ``with`` block, if ``tracing`` and ``otlp_metrics`` are set."""
+    """Export during the ``with`` block: spans if ``tracing`` is set, and metrics if ``otlp_metrics`` is set."""
     config, sessions = app.config, app.sessions
 
     def model() -> str:

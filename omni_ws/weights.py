@@ -50,7 +50,8 @@ class WeightsError(Exception):
 class PinnedFile:
     """A pinned file; ``members`` are the names of its parts in the packages, in the order in which they are joined.
 
-    ``official`` is the URL from which this file is downloaded, if it differs from that of the weights.
+    ``official`` is the URL, ending in a slash, to which the file's name is appended, if it differs from that of the
+    weights.
     """
 
     name: str
@@ -234,7 +235,7 @@ def settle(part: Path, file: PinnedFile, folder: Path) -> None:
 
 
 class InstalledSource:
-    """The installed packages: copies their files that have the pinned bytes. Downloads nothing."""
+    """The installed packages: copies undivided files of theirs that have the pinned bytes. Downloads nothing."""
 
     name = "installed"
 

@@ -215,7 +215,10 @@ def _items(turn: Mapping[str, Any], results: Mapping[str, str]) -> Iterator[dict
 
 
 def heard_text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an ``answer`` in ``call.json``; if the answer was cut, only the part that was heard."""
+    """Return the text of an ``answer`` in ``call.json``; if the answer was cut, only the part that was heard.
+
+    This part is estimated if the words have no times.
+    """
     text: str = answer["text"]
     cut_ms = answer.get("cut_ms")
     if cut_ms is None:

@@ -492,7 +492,7 @@ MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Return the report as text for a terminal."""
+    """Return the report as text for a terminal, with the MOST_TIMELINES longest requests."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -571,7 +571,10 @@ _SHOWN_AS_BARS: Final = frozenset(
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
-    """Return the report as a self-contained HTML page. ``lines`` are the timelines of the same run, by request id."""
+    """Return the report as a self-contained HTML page, which draws the MOST_REQUESTS longest requests.
+
+    ``lines`` are the timelines of the same run, by request id.
+    """
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     # The page is one file, so it has what draws waterfalls on all pages within it.
     drawing = folders()[0].joinpath("calls")

@@ -390,7 +390,10 @@ def as_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
 
 
 def junit(results: Sequence[ScenarioResult]) -> bytes:
-    """Return a report as JUnit XML: a suite for each file, with a case for each run and one for all runs together."""
+    """Return a report as JUnit XML: a suite for each file, with a case for each run.
+
+    A scenario that failed by all runs together, for example by their median, has one more case.
+    """
     root = ElementTree.Element("testsuites")
     for path in dict.fromkeys(one.file for one in results):
         suite = ElementTree.SubElement(root, "testsuite", name=_xml(str(path)))

@@ -226,7 +226,10 @@ class AnswerListener:
         self.first.clear()
 
     def since_input(self, what: str) -> int | None:
-        """Milliseconds from the end of the input to the first event ``what``; negative if the event came earlier."""
+        """Return the milliseconds from the end of the input to the first ``text`` or ``audio`` (``what``).
+
+        Negative if that came earlier; None if either is missing.
+        """
         if what not in self.first or self.input_ended_at is None:
             return None
         return round((self.first[what] - self.input_ended_at) * 1000)
@@ -354,7 +357,10 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk by push-to-talk: Enter begins and ends a turn. Ends at a line "q" or the end of standard input."""
+    """Talk by push-to-talk: Enter stops the answer and begins a turn; Enter again ends the turn.
+
+    Returns at a line "q" or the end of standard input.
+    """
     names = (f"speech-{number}" for number in count(1))
 
     async def speak() -> None:
@@ -390,7 +396,7 @@ async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener
 
 
 async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk with an open microphone. Ends at a line "q" or the end of standard input.
+    """Talk with an open microphone. Returns at a line "q" or the end of standard input.
 
     Speech interrupts the answer if the session is configured so.
     """
@@ -428,7 +434,7 @@ async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listen
 
 
 async def interrupt(session: TalkSession, listener: AnswerListener) -> None:
-    """Stop all answers, whether made, played or still to come, and report how much was played."""
+    """Stop all answers that are being made or played, or still to come, and report how much was played."""
     await _report(session, listener)
     for request_id in listener.stoppable:
         await session.cancel(request_id)
