@@ -402,9 +402,13 @@ def _fork(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except (ForkFailed, NoServer) as error:
         print(f"omni-ws replay: {error}", file=sys.stderr)
         return DIFFERENT
-    if options.save is not None:
-        save(point, answer, options.save, number=options.from_turn)
     print(fork_as_json(point, answer) if options.format == "json" else fork_as_text(point, answer))
+    try:
+        if options.save is not None:
+            save(point, answer, options.save, number=options.from_turn)
+    except OSError as error:
+        print(f"omni-ws replay: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     return EQUAL
 
 

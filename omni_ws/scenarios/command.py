@@ -497,7 +497,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     """Run the command, and return its exit status.
 
     0: no scenario failed; 1: one did; 2: a file or the command line is wrong, or something that the calls need, such as
-    a server or a voice, is missing; 130 after ^C.
+    a server or a voice, is missing, or a report cannot be written; 130 after ^C.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -509,7 +509,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return run_interruptible(_Command(options, environ, work).run())
     except FormError as error:
         problems = error.problems
-    except (ScenarioUnusable, NoServer) as error:
+    except (ScenarioUnusable, NoServer, OSError) as error:  # an OSError of --save or --junit, too
         problems = [f"omni-ws test: error: {error}"]
     except KeyboardInterrupt:
         return INTERRUPTED
