@@ -253,7 +253,7 @@ def create_app(
 ) -> App:
     """Create the App for an engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
-    The caller starts and stops the engine, before or while the app is served.
+    The caller starts the engine, before or while the app is served, and stops it afterwards.
 
     ``model_name`` is the first name under which the model is served and announced; the configured names follow.
     ``group`` is the group of workers of which this process is one. Raises ConfigurationError if a front end cannot be

@@ -287,7 +287,7 @@ class ScenarioCall:
     """Runs the steps of one call with ``caller``.
 
     ``recorded`` has the audio of both sides; ``report`` gets the findings. ``folder`` has the recordings and pictures.
-    ``voice`` speaks, and ``within_ms`` limits answers, where a step names neither. ``language`` is the caller's.
+    ``voice`` and ``within_ms`` (the limit for an answer) are for steps without their own. ``language`` is the caller's.
     """
 
     def __init__(

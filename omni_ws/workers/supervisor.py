@@ -114,7 +114,7 @@ class Supervisor:
     async def run(self, listening: Callable[[int], object] | None = None) -> int:
         """Serve until SIGTERM or SIGINT, and return the exit status. Raises OSError if the port is in use.
 
-        If a worker ends before all are ready, the server ends, too, with that worker's status (1 if it was killed).
+        If a worker ends before all are ready, the server ends, too, with that worker's status, at least 1.
         ``listening`` is called with the port once all workers are ready.
         """
         await self._open_port()
