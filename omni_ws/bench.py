@@ -95,7 +95,7 @@ class LoadTalker:
         self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
-        """Ask all questions, over a new connection if the last one was lost.
+        """Ask all questions, over a new connection if the last one was lost or an answer did not come in time.
 
         Stops if a session is refused. Raises ConnectionFailed if no talker has reached the server so far.
         """
@@ -131,7 +131,7 @@ class LoadTalker:
         return opened
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Ask once; return whether the session is still usable: not after a failure, as a late answer could follow."""
+        """Ask once; return whether the session is still usable: not after a time-out, as a late answer could follow."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
         self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
@@ -288,9 +288,9 @@ Question: TypeAlias = TypedQuestion | SpokenQuestion
 class Load:
     """The questions of all talkers, and how often they ask. Times are in seconds.
 
-    Each talker asks ``turns`` times or, if that is None, begins no turn after ``run_sec``. ``patience_sec`` is the
-    longest time from the end of the input to the answer; ``pause_sec`` is the time between an answer and the next
-    question.
+    With ``run_sec``, each talker begins turns for that time; otherwise it asks ``turns`` times, or without end if that
+    is None. ``stagger_sec`` is the time between the starts of two talkers, ``pause_sec`` that between an answer and the
+    next question. ``patience_sec`` is the longest time from the end of the input to the end of the answer.
     """
 
     url: str
@@ -561,7 +561,10 @@ _MODALITIES: Final = ("text", "audio")
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command and return its exit status; ``--help`` and wrong usage raise SystemExit."""
+    """Run the command, print its report, and return its exit status.
+
+    ``--help`` and wrong usage of options raise SystemExit.
+    """
     options = _parser().parse_args(arguments)
     try:
         load = _load(options, environ)
@@ -591,7 +594,7 @@ def _complain(problem: object) -> int:
 
 
 def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
-    """Return the load for the options. Raises ValueError or OmniError for options that contradict each other."""
+    """Return the load for the options. Raises ValueError or OmniError for a bad URL, file or combination of options."""
     return Load(
         url=websocket_url(options.url),
         question=_question(options),

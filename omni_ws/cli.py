@@ -63,7 +63,7 @@ def run() -> NoReturn:
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage, 130 after ^C.
 
-    Raises SystemExit for ``--help`` and ``--version``, and for an unknown command.
+    ``talk`` has further statuses. Raises SystemExit for ``--help`` and ``--version``, and for an unknown command.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_FLAGS):

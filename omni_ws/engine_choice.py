@@ -70,9 +70,8 @@ _TURN_WEIGHTS: Final = "smart-turn"
 def turn_model(config: ServerConfig) -> SmartTurn | None:
     """Load the model for ends of turns from the configured file, or else from the fetched weights. Blocks.
 
-    Returns None if there is neither: nothing is fetched.
-
-    Raises ConfigurationError if the configured file cannot be used.
+    Returns None if there is neither (nothing is fetched), or if the fetched weights cannot be used here. Raises
+    ConfigurationError if the configured file cannot be used.
     """
     path = config.embedded.turn_path
     if path is not None:
@@ -116,7 +115,10 @@ _NETWORKS: Final = ("hibari", "kokoro", "kokoro-languages", _TURN_WEIGHTS, DETEC
 
 
 def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
-    """Return the weights for the configured and the default parts, as far as the required packages are installed."""
+    """Return the weights that the configured and the default parts can use, fetched or not.
+
+    Weights whose required packages are not installed are left out.
+    """
     names = dict.fromkeys(_wanted_names(config))
     return tuple(pinned_weights()[name] for name in names if _is_usable(name))
 
@@ -178,7 +180,7 @@ def _as_chosen(part: PartConfig) -> str:
 
 
 def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[str]:
-    """Yield a log line about the detection of ends of turns; none if the engine takes no audio, or none is detected."""
+    """Yield a log line about how ends of turns are detected; nothing if the engine takes no audio, or none are."""
     if Modality.AUDIO not in engine.capabilities.input_modalities or not turn_detection_types:
         return
     if "semantic_vad" in turn_detection_types:
@@ -336,7 +338,10 @@ def _listener(fields: list[str]) -> Iterator[tuple[int, int]]:
 
 
 async def _look_at(server: LocalServer) -> FoundServer | None:
-    """Return the server with a chat model, preferably a loaded one; None without one. Raises OSError, ValueError."""
+    """Return the server with a chat model, preferably a loaded one; None without one.
+
+    Raises OSError, ValueError and InvalidFrame.
+    """
     if server.use == "ollama":
         return await _ollama(server)
     if server.use == "lmstudio":
@@ -449,10 +454,10 @@ async def _answer(port: int, path: str) -> AsyncIterator[asyncio.StreamReader]:
 
 
 def voice_table(config: ServerConfig) -> Mapping[str, Sequence[str]]:
-    """Return, for each of the configured ``languages``, the voices that may speak it, in order of preference.
+    """Return, for each language in ``languages`` and ``tts.voices``, the voices that may speak it, the best first.
 
-    Empty for a TTS that speaks all languages itself. English is not listed, as the TTS speaks it itself, unless
-    ``tts.voices`` names a voice for it. If a TTS was chosen by name, its voices come first.
+    Empty without a voice, and for a TTS that speaks all languages itself. English is listed only if ``tts.voices``
+    names a voice for it, since the TTS speaks it itself. If a TTS was chosen by name, its voices come first.
     """
     own: Mapping[str, str] = config.tts.voices
     choice = config.tts.choice
@@ -480,7 +485,7 @@ EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """Create the configured engine, of this or another package. Raises ConfigurationError if it cannot be created."""
+    """Create the configured engine, of this or another package. Raises ConfigurationError or EngineFailed."""
     engine: Engine = made(ENGINES, config.engine or EngineName.EMBEDDED, of=config, kind=Engine)
     return engine
 
@@ -606,7 +611,7 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
 
 def llm_of(config: ServerConfig) -> Engine:
-    """Create the part that answers."""
+    """Create the part that answers. Raises EngineFailed if it needs weights that were not fetched."""
     if config.chooses_llm:
         return _auto_llm(config)
     choice = config.llm.choice
@@ -687,7 +692,7 @@ def _remote_llm(config: ServerConfig) -> Engine:
 
 
 def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
-    """Create an engine of vLLM's model alone, with readouts for token sessions and a folder for traces."""
+    """Create an engine of vLLM's model alone; if configured, with readouts for token sessions and with traces."""
     from omni_ws.engine.vllm.engine import VllmEngine
 
     readouts = None

@@ -1,4 +1,4 @@
-"""Commands for messages to users, valid in the server's environment; and a check of private names in packages."""
+"""Commands to install and fetch things, as messages show them to users; and a check of private names in packages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _names_uv(settings: Path) -> bool:
 
 
 def install_command(extra: str = "", made_by: Installer | None = None) -> str:
-    """Return the command that installs omni-ws with the packages of ``extra``; without an extra, with all it needs.
+    """Return the command that installs omni-ws and its required packages, and those of ``extra`` if it is given.
 
     For `uvx` and `pipx run`, return the command that starts the server with these packages.
     """

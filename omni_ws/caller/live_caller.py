@@ -86,7 +86,7 @@ class TickResampler:
 
 
 class MicrophoneFormat:
-    """The format in which a microphone's ticks are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as by telephone."""
+    """The format in which a microphone's ticks are sent: pcm16 or G.711 µ-law, at 8, 16 or 24 kHz."""
 
     def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:
         self.rate, self.is_mu_law = rate, is_mu_law
@@ -132,7 +132,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class Loudspeaker:
-    """Plays audio in ticks of 20 ms, and records what it played. All times are ticks since the start."""
+    """Plays audio in ticks of 20 ms, counted from the start, and records what it played."""
 
     ticks: int = 0
     played: list[Stretch] = field(default_factory=list)
@@ -143,9 +143,9 @@ class Loudspeaker:
     _playing: str | None = None
 
     def put(self, answer: str, samples: Pcm16, start_ms: float | None) -> None:
-        """Queue received audio.
+        """Queue received audio of an answer.
 
-        ``start_ms`` is its position in the answer; None: directly after the audio received before.
+        ``start_ms`` is its position in the answer; None: directly after the answer's audio received before.
         """
         last = next((piece for piece in reversed(self._waiting) if piece.answer == answer), None)
         follows = self._places.get(answer, 0) if last is None else last.begin + len(last.samples)
@@ -175,7 +175,7 @@ class Loudspeaker:
         self.ducked = lowered
 
     def stop(self) -> None:
-        """Drop the audio that was received but not played."""
+        """Drop the audio that was received but not played yet."""
         self._waiting.clear()
 
     @property
@@ -287,7 +287,8 @@ class Wire(ABC):
         """Yield the contents of a server's message, each as a kind and its fields.
 
         Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``acknowledged``, ``words``, ``times`` and
-        ``kept`` have ``fields``. All others have fields of ``live_caller.Seen``.
+        ``kept`` have ``fields``. All others have fields of Seen. May raise KeyError, TypeError or AttributeError for a
+        message that is not of the protocol.
         """
 
     def resuming(self, reader: SessionReader) -> str | None:
@@ -407,7 +408,7 @@ class NativeWire(Wire):
 
 @dataclass
 class RealtimeWire(Wire):
-    """Speaks the Realtime API as its client, with transcription.
+    """The client side of the Realtime API, with transcription of the input.
 
     ``turns`` is the session's ``turn_detection``; ``config`` and ``output`` are further fields of the session and of
     its ``audio.output``.
@@ -532,8 +533,9 @@ class Seen:
     """A message of the server, and the tick at which it arrived.
 
     ``kind`` is configured, refused, started, uncertain, confirmed, dismissed, stopped, response, call, transcript,
-    final or closed. ``audio_ms`` is a position in the input audio. ``text`` of a response is its trigger, if that is
-    known.
+    final or closed. ``name`` is the id of the answer, turn, item or tool call. ``audio_ms`` is a position in the input
+    audio. ``text`` is the trigger of a response (if known), the name of a called tool, the transcript, the reason for
+    an end, or an error.
     """
 
     tick: int
@@ -544,7 +546,7 @@ class Seen:
 
 
 class SettingsRefused(Exception):
-    """Raised if the server refuses a setting."""
+    """Raised if the server refuses the settings, or closes the connection instead of accepting them."""
 
 
 class Recorded:
@@ -567,10 +569,13 @@ class Recorded:
 class LiveCaller:
     """A conversation, as an asynchronous context: it connects, configures, and sends silence until ``say`` is called.
 
-    ``slower``: the factor by which its clock runs slower than real time. ``noise`` is the noise of the room. ``loss``
-    is the share of the microphone's ticks that are sent as silence, as if lost on their way; equal ``seed``s lose the
-    same ones. Everything is kept in ``recorded``, if given. Entering the context raises SettingsRefused if the server
-    refuses the settings or closes the connection, and TimeoutError if it does not answer.
+    ``echo``: the loudspeaker's echo in the microphone, if any. ``slower``: the factor by which the clock runs slower
+    than real time. ``noise`` is the noise of the room. ``loss`` is the share of the microphone's ticks that are sent as
+    silence, as if lost on their way; equal ``seed``s lose the same ones. Audio and messages are kept in ``recorded``,
+    if given.
+
+    Entering the context raises SettingsRefused if the server refuses the settings or closes the connection,
+    TimeoutError if it does not answer, and OSError or WebSocketException if it cannot be reached.
     """
 
     def __init__(
@@ -670,14 +675,14 @@ class LiveCaller:
         self._tasks.append(task)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Close the conversation if a task failed, since its callers would wait for ever."""
+        """End the conversation if a task failed: otherwise ``until`` would wait for a clock that has stopped."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._close(f"{type(error).__name__} {error}")
 
     async def lose_network(self, seconds: float) -> None:
         """Break the connection, go on speaking for ``seconds``, then resume the session.
 
-        Raises OSError if that fails.
+        Raises OSError or WebSocketException if the session cannot be resumed.
         """
         assert self._connection is not None
         self._is_offline = True
@@ -696,16 +701,16 @@ class LiveCaller:
         return self.speaker.ticks
 
     def say(self, samples: Samples) -> int:
-        """Say something from the next tick on; return that tick."""
+        """Say something from the next tick on, together with any speech that still goes on; return that tick."""
         self._said = mixed(self._said, samples)
         return self.now
 
     def sound(self, samples: Samples) -> None:
-        """Add another sound than the caller's speech from the next tick on."""
+        """Add a sound that is not the caller's speech, from the next tick on."""
         self._beside = mixed(self._beside, samples)
 
     def quiet(self) -> None:
-        """Stop all speech and other sounds."""
+        """Stop all speech and other sounds; noise and echo go on."""
         self._said = self._beside = np.zeros(0, np.float32)
 
     async def type(self, text: str) -> None:
@@ -716,7 +721,7 @@ class LiveCaller:
         await self._send(self.wire.picture(self._number, media_type, data), chunks=1)
 
     async def give(self, call_id: str, text: str) -> None:
-        """Send the result of a tool."""
+        """Send the result of the tool call ``call_id``."""
         await self._send(self.wire.result(self._number, call_id, text), chunks=1)
 
     async def cancel(self) -> None:
@@ -862,7 +867,7 @@ class LiveCaller:
         self._configured.set()
 
     async def keeps(self, answer: str, ms: float) -> str | None:
-        """Return the text that the history keeps of an answer; None if the server does not say so within ``ms``."""
+        """Return the text that the history keeps of an answer; None if the server does not tell it within ``ms``."""
         if (question := self.wire.asks_kept(answer)) is None:
             return None
         before = len(self.kept)

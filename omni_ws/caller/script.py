@@ -62,7 +62,7 @@ def above_zero(text: str) -> float:
 
 
 def certificates(path: str) -> ssl.SSLContext:
-    """Read the certificates to trust for ``wss`` from a file. Raises ArgumentTypeError."""
+    """Return a TLS context that trusts the certificates in the file ``path``. Raises ArgumentTypeError."""
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # includes SSLError, for a file without certificates
@@ -77,7 +77,7 @@ _CLOSE_SEC: Final = 5.0
 
 
 def content(event: ReceivedLine | SentLine) -> bytes | str:
-    """Return the payload of a message, or of a piece of a body, as text if it is text."""
+    """Return the payload of a message, or of a piece of a body: str if it is text, otherwise bytes."""
     if event.text is not None:
         return event.text
     return event.binary if event.binary is not None else event.bad_text or b""
@@ -123,7 +123,10 @@ class Target:
         return ssl.create_default_context() if self.secure else None
 
     def websocket(self, target: str, subprotocol: str | None = None) -> connect:
-        """Return a connection to the WebSocket at the path ``target``, to be awaited or entered."""
+        """Return a connection to the WebSocket at the path ``target``, to be awaited or entered.
+
+        Both raise OSError or WebSocketException if there is no connection.
+        """
         return connect(
             f"{'wss' if self.secure else 'ws'}://{self.authority}{target}",
             subprotocols=None if subprotocol is None else [Subprotocol(subprotocol)],
@@ -233,7 +236,7 @@ def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
 
 
 def speech_of(audio: Pcm16) -> tuple[int, int]:
-    """Return the range [first, end) of the 20 ms pieces that contain the speech; see ``loud_part``."""
+    """Return the range [first, end) of the 20 ms pieces with the speech. Raises ValueError if there is no sound."""
     samples = samples_from_bytes(audio.samples, SampleLayout.S16)
     return loud_part(frame_levels(samples, max(1, audio.sample_rate * PIECE_MS // 1000) * audio.channels))
 
@@ -273,7 +276,7 @@ _COUNTED: Final = ("started", "finals", "configured")
 
 
 def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> Answers:
-    """Collect the answers that are recorded in a script."""
+    """Return the answers that are recorded in a script, as collected by ``reader``, which must be new."""
     for _ in _steps(script, reader):
         pass
     ends = {event.connection: event for event in script if isinstance(event, ClosedLine)}
@@ -285,8 +288,8 @@ def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> A
 class WebSocketCall:
     """Plays the script of one session to a server.
 
-    ``run`` returns the answers; ``speed`` and ``patience`` are those of its Timetable. It raises OSError if the server
-    cannot be reached. ``sent`` has the times of the messages, in milliseconds of the same clock as the answers.
+    ``reader`` makes the readers of the recorded and of the new session. ``speed`` and ``patience`` are those of the
+    Timetable. ``sent`` has the times of the messages, in milliseconds of the same clock as the answers.
     """
 
     def __init__(
@@ -314,7 +317,8 @@ class WebSocketCall:
     async def run(self, until: Callable[[Answers], bool] | None = None) -> Answers:
         """Play the script, and wait for as many answers as are recorded in it; return those that arrived.
 
-        With ``until`` the call ends as soon as that returns True for the answers, even before the end of the script.
+        With ``until``, the call ends as soon as this returns True for the answers, even before the end of the script.
+        Raises OSError if the server cannot be reached.
         """
         try:
             for step in _steps(self._script, self._then):
@@ -506,8 +510,7 @@ class Exchange:
 class HttpCall:
     """Plays the script of one request, or of one Mode B session (``is_session``), to a server.
 
-    ``run`` returns the answers; ``speed`` and ``patience`` are those of its Timetable. It raises OSError if the server
-    cannot be reached.
+    ``speed`` and ``patience`` are those of the Timetable.
     """
 
     def __init__(
@@ -533,7 +536,7 @@ class HttpCall:
         return self._answers(self._then)
 
     async def run(self) -> Answers:
-        """Play all exchanges; return the answers."""
+        """Play all exchanges; return the answers. Raises OSError if the server cannot be reached."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number, then in enumerate(self._then):

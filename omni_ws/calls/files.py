@@ -62,7 +62,7 @@ def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
 
 
 def write_wav(reading: CallReading, target: BinaryIO) -> None:
-    """Write the WAV of a call to ``target``, without what is behind MAX_SOUND_SEC. Blocks."""
+    """Write the WAV of a call to ``target``, cut at MAX_SOUND_SEC. Blocks. Raises OSError."""
     rate = sample_rate(reading)
     played = reading.loudspeaker.pieces()
     total = math.ceil(duration_ms(reading, played) * rate / 1000)
@@ -83,7 +83,10 @@ def write_wav(reading: CallReading, target: BinaryIO) -> None:
 def part_of_side(
     reading: CallReading, pieces: Sequence[SoundPiece], start_ms: float, end_ms: float, *, rate: int
 ) -> bytes:
-    """Return the audio of one side of a call from ``start_ms`` to ``end_ms``, as pcm16 at ``rate``. Blocks."""
+    """Return the audio of one side of a call from ``start_ms`` to ``end_ms``, as pcm16 at ``rate``, not ducked. Blocks.
+
+    ``pieces`` are those of the side, from the microphone or the loudspeaker of ``reading``.
+    """
     if all(audio.is_raw for audio in reading.formats):  # else a decoder goes on from piece to piece
         pieces = [piece for piece in pieces if piece.end_ms > start_ms and piece.start_ms < end_ms]
     first, last = (round(at * rate / 1000) for at in (start_ms, end_ms))
@@ -369,7 +372,8 @@ def _times(turn: CallTurn, speech: list[float | None], answer: Mapping[str, Any]
 def _origin(turn: CallTurn, speech: list[float | None]) -> float:
     """Return the time of the call, in ms, from which the session's own times are counted.
 
-    It is derived from the answer's first sound, of which both the session and the recording have the time.
+    It is derived from the answer's first sound, of which both the session and the recording have the time. Without
+    sound, it is the end of the speech, or else the time at which the request was opened.
     """
     measured = turn.times.get("first_audio_sent")
     if isinstance(measured, int | float) and turn.first_sound_at is not None:

@@ -111,7 +111,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
 
 
 class _Sent:
-    """The client's messages up to a turn: its configuration, results of tools, and whether the turn has pictures."""
+    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures."""
 
     def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
         """Read the messages. ``since`` is when the turn before ``turn`` opened, in ms of the call."""
@@ -215,7 +215,10 @@ def _items(turn: Mapping[str, Any], results: Mapping[str, str]) -> Iterator[dict
 
 
 def heard_text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an ``answer`` in ``call.json``; if the answer was cut, only the part that was heard."""
+    """Return the text of an ``answer`` in ``call.json``; if the answer was cut, only the part that was heard.
+
+    This part is estimated if the words have no times.
+    """
     text: str = answer["text"]
     cut_ms = answer.get("cut_ms")
     if cut_ms is None:

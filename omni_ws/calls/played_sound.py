@@ -106,7 +106,7 @@ class Streak:
         self.ends_ms = start_ms + lasts_ms
 
     def cut(self, at: float) -> None:
-        """Record that the client stops playing this sound at ``at``."""
+        """Record that the client stops playing this sound at ``at``. The earliest ``at`` counts."""
         self.cut_at = min(self.cut_at, at)
 
     def pieces(self, free_ms: float) -> list[SoundPiece]:
@@ -144,7 +144,7 @@ class Streak:
         return found
 
     def time_of(self, position_ms: float) -> float | None:
-        """Return when the sound at this position of the answer was heard, or None. Call ``pieces`` first."""
+        """Return when the sound at this position of the answer was heard; None if it was not. Call ``pieces`` first."""
         index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
         if index < 0:
             return None

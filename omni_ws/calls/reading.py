@@ -458,7 +458,7 @@ class Source(NamedTuple):
 
 
 class InputEnd(NamedTuple):
-    """The end of a request's input: its time, the number of the last chunk, and the length of all sound up to it."""
+    """The end of a request's input: its time, the last chunk's number, and the length of all sound so far in ms."""
 
     at: float
     number: int
@@ -466,9 +466,9 @@ class InputEnd(NamedTuple):
 
 
 class CallReading:
-    """The content of a recorded call, read in one pass by the constructor.
+    """The content of a recorded call.
 
-    That blocks, and takes time linear in the size of the file.
+    The constructor reads the file in one pass, which blocks and takes time linear in its size. Raises OSError.
     """
 
     def __init__(self, lines: CallLines) -> None:
@@ -843,7 +843,7 @@ class Glance(NamedTuple):
 
 @lru_cache(maxsize=_REMEMBERED)
 def glance(path: Path, size: int) -> Glance:
-    """Return a preview of a recording from its first ``size`` bytes. Blocks; a deleted file has no words and no turns.
+    """Return a preview of a recording from its first ``size`` bytes. Blocks. An unreadable file has no words and turns.
 
     Only lines with words are decoded; most of the file is sound.
     """

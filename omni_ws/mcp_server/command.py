@@ -51,7 +51,7 @@ _MAX_BODY: Final = 1 << 17
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the server until its client leaves, and return the exit status."""
+    """Run the server until its client leaves or, over HTTP, until a signal; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if find_spec("mcp") is None:
@@ -201,7 +201,11 @@ _SPEECH: Final = {"task": "speech", "modalities": ["audio"]}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceOptions:
-    """What the operator allows, and the server to use. If ``url`` is None, a server is found or started."""
+    """The permissions that the operator gives, and the voice server to use.
+
+    ``microphone``: whether tools may open it; ``files``: the folder whose files they may read, None for no files. If
+    ``url`` is None, a server is found or started.
+    """
 
     environ: Mapping[str, str]
     microphone: bool = False
@@ -216,7 +220,7 @@ class VoiceOptions:
 class Said:
     """A text that was spoken, or an answer. ``sound`` is its audio, None if the audio was played.
 
-    ``why_unplayed`` is the reason why it was not played, if it should have been.
+    ``why_unplayed`` is the reason why the audio was not played although this was wanted.
     """
 
     text: str
@@ -229,7 +233,7 @@ class ProgramVoice:
     """The voice behind the tools: speaks, listens, and asks questions, by a voice server.
 
     As an asynchronous context manager, it ends the server if it has started one. Its methods raise OmniError,
-    ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
+    ConnectionFailed, ConnectionLost, ConfigurationError, NoServer and NoSoundDevice.
     """
 
     def __init__(self, options: VoiceOptions) -> None:
@@ -247,7 +251,7 @@ class ProgramVoice:
         await self._server.aclose()
 
     async def ready(self) -> str:
-        """Return the URL of the voice server. The first call finds or starts the server."""
+        """Return the URL of the voice server. Finds or starts one if none is known, or the last one is gone."""
         async with self._finding:
             if self._url is None:
                 options = self._options
@@ -265,7 +269,7 @@ class ProgramVoice:
         return await self._said({"modalities": ["text", "audio"]}, message, play=play, voice=voice)
 
     async def listen(self, seconds: float) -> str:
-        """Return the words that a person speaks in one turn; "" if nobody speaks within ``seconds``."""
+        """Open the microphone, and return the words that a person speaks in one turn; "" if none within ``seconds``."""
         self._check_microphone()
         async with self._devices:
             return await self._listen(seconds)

@@ -1,4 +1,4 @@
-"""Images, and in ``video`` videos: decoding, size limits, and descriptions.
+"""Images: decoding, size limits, and descriptions. The module ``video`` has the same for videos.
 
 Synchronous and CPU-bound: called from worker threads.
 """
@@ -206,11 +206,11 @@ class MediaLimits:
         return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
 
     def fit_image(self, pixels: Pixels) -> Pixels:
-        """Return the image scaled to its limits."""
+        """Return the image scaled to the limits of images."""
         return fitted(pixels, self.image_min_pixels, self.image_max_pixels)
 
     def fit_frame(self, pixels: Pixels) -> Pixels:
-        """Return the frame of a video scaled to its limits."""
+        """Return the frame of a video scaled to the limits on a single frame."""
         return fitted(pixels, self.video_min_pixels, self.video_max_pixels)
 
 

@@ -322,9 +322,9 @@ class FrameSelection:
             )
 
     def frames(self) -> Iterator[VideoFrame]:
-        """Yield the selected frames in order, at the end of the video, scaled down to share ``video_total_pixels``.
+        """Yield the selected frames in order, scaled down to share ``video_total_pixels``.
 
-        Raises the errors of ``room``.
+        Call once, after the last frame was added. Raises the errors of ``room``.
         """
         limits, available = self._limits, len(self._kept)
         count = max(self._paced, limits.video_min_frames or 0)

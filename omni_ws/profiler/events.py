@@ -62,8 +62,8 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 class EventRecorder:
     """A writer of ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
 
-    The constructor opens the file of the stage ``coordinator``, and raises OSError if that fails. The file of another
-    stage is opened at its first event.
+    The constructor creates the folder, opens the file of the stage ``coordinator`` for appending, and raises OSError if
+    that fails. The file of another stage is opened after its first event.
     """
 
     def __init__(self, run_id: str, event_dir: Path) -> None:
@@ -170,13 +170,16 @@ def record_with(recorders: Sequence[EventRecorder]) -> None:
 
 
 def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: Any) -> None:
-    """Record an event of the request ``request_id``; None for the request of the current task."""
+    """Record an event of ``request_id``; None: of the current task's request. Without a request, record nothing."""
     if recorder is not None and (request_id := request_id or current_request.get()) is not None:
         recorder.record(request_id, stage, name, metadata)
 
 
 def span(stage: str, start: str = STAGE_START, end: str = STAGE_END, **metadata: Any) -> AbstractContextManager[None]:
-    """Return a context manager that records an event before and after its block, for the current task's request."""
+    """Return a context manager that records an event before and after its block, for the current task's request.
+
+    ``metadata`` is that of the first event.
+    """
     return _NOTHING if recorder is None else _span(stage, start, end, metadata)
 
 

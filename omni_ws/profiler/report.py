@@ -65,7 +65,10 @@ def _chosen(recording: EventFiles, run_id: str | None) -> str:
 
 
 def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> list[dict[str, Any]]:
-    """Return statistics by stage and interval, the largest total first; the last row is unaccounted time."""
+    """Return statistics by stage and interval in ms, the largest total first; the last row is unaccounted time.
+
+    ``unaccounted`` has the unaccounted time of each request in nanoseconds.
+    """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for line in lines:
         for interval in line.intervals:
@@ -78,7 +81,7 @@ def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> li
 
 
 def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """Return statistics of the hops between stages, the largest total first."""
+    """Return statistics of the hops between stages in ms, the largest total first."""
     found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     for line in lines:
         for hop in line.hops:
@@ -124,7 +127,7 @@ ROLLUPS: Final = (
 
 
 def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return statistics of each figure over all requests."""
+    """Return statistics of each figure in ROLLUPS over ``requests``, which are results of ``summary``."""
     requests = list(requests)
     rows = []
     for name in ROLLUPS:
@@ -258,7 +261,7 @@ class EventFiles(NamedTuple):
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """Read the event files in ``paths``, which may name folders; tolerate damaged lines. Raises NoEvents."""
+    """Read event files; ``paths`` may name folders of them. Damaged lines go to ``broken``. Raises NoEvents."""
     paths, files = list(paths), list[Path]()
     for path in paths:
         if path.is_dir():
@@ -370,7 +373,7 @@ class Timeline:
         self.events: Final = tuple(sorted(events, key=self.at))
 
     def at(self, event: ProfileEvent) -> int:
-        """Time of an event, in nanoseconds."""
+        """Return the time of an event, in nanoseconds."""
         monotonic = event.monotonic_ns if self._is_monotonic else None
         return event.timestamp_ns if monotonic is None else monotonic
 
@@ -392,7 +395,7 @@ class Timeline:
         return "request_admission" in names and not names.isdisjoint(_ENDS)
 
     def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
-        """Return the first event with this name and this metadata."""
+        """Return the first event with this name and at least this metadata; None if there is none."""
         for event in self.events:
             if event.event_name == name and metadata.items() <= event.metadata.items():
                 return event
@@ -489,7 +492,7 @@ MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Return the report as text for a terminal."""
+    """Return the report as text for a terminal, with the MOST_TIMELINES longest requests."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -568,7 +571,10 @@ _SHOWN_AS_BARS: Final = frozenset(
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
-    """Return the report as a self-contained HTML page."""
+    """Return the report as a self-contained HTML page, which draws the MOST_REQUESTS longest requests.
+
+    ``lines`` are the timelines of the same run, by request id.
+    """
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     # The page is one file, so it has what draws waterfalls on all pages within it.
     drawing = folders()[0].joinpath("calls")

@@ -76,7 +76,7 @@ _GOODBYE: Final = "goodbye"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict of a judge, and its words."""
+    """The verdict of a judge, and its whole reply."""
 
     is_yes: bool
     reason: str
@@ -84,7 +84,11 @@ class Judgement:
 
 @dataclass
 class ChatModel:
-    """A model behind ``/v1/chat/completions``. With several models, ``http://host/v1#NAME`` names one."""
+    """A language model behind ``/v1/chat/completions``, at a URL such as ``http://host/v1``.
+
+    ``http://host/v1#NAME`` names one of several models; otherwise the first that the server lists is used. Raises
+    ScenarioUnusable for any other URL.
+    """
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -99,7 +103,10 @@ class ChatModel:
         self._base = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
     async def judge(self, question: str, talk: Sequence[tuple[str, str]]) -> Judgement:
-        """Ask a yes-or-no question about a conversation. Raises ScenarioUnusable if the answer is neither."""
+        """Ask a yes-or-no question about a conversation, given as pairs of speaker and text.
+
+        Raises ScenarioUnusable if the answer is neither, or the model cannot be used.
+        """
         told = "\n".join(f"{who}: {what}" for who, what in talk)
         said = await self._ask([_message("system", _JUDGE), _message("user", f"{told}\n\nQuestion: {question}")], 100)
         word = said.strip().strip("*\"'").lower()
@@ -109,7 +116,7 @@ class ChatModel:
         return Judgement(first == "yes", said.strip())
 
     async def play(self, persona: Persona, talk: Sequence[tuple[str, str]]) -> str | None:
-        """Return the caller's next words; None if the caller hangs up."""
+        """Return the caller's next words; None if the caller says goodbye or nothing. Raises ScenarioUnusable."""
         lines = "\n".join(f"{who}: {what}" for who, what in [("server", "Hello, how can I help you?"), *talk])
         told = _SO_FAR.format(who=persona.who, goal=persona.goal, talk=lines)
         messages = [_message("system", _PLAY), _message("user", told)]
@@ -168,9 +175,10 @@ def plain(text: str) -> str:
 
 
 def says(text: str, phrase: str) -> bool:
-    """Return whether a text contains a phrase, in whole words. A phrase in slashes is a regular expression.
+    """Return whether a text contains a phrase in whole words, or matches a regular expression in slashes.
 
-    Case and punctuation are ignored, and numbers in digits match those in English words.
+    A phrase is found whatever its case and punctuation, and whether its numbers are digits or English words. A regular
+    expression ignores only case.
     """
     if (pattern := pattern_of(phrase)) is not None:
         return pattern.search(text) is not None
@@ -181,13 +189,13 @@ def says(text: str, phrase: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """Return a text as failures quote it."""
+    """Return a text in quotes for a failure message, on one line and shortened."""
     flat = " ".join(text.split())
     return repr(flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}…")
 
 
 def heard_problem(wanted: str | HeardWords, heard: str, language: str) -> str | None:
-    """Return how the transcript of the user differs from the expected one; None if it is close enough."""
+    """Return how the transcript of the caller's speech differs from the expected one; None if it is close enough."""
     bound = wanted if isinstance(wanted, HeardWords) else HeardWords(text=wanted)
     errors = word_errors(bound.text, heard, language=language)
     if errors.rate <= bound.wrong:
@@ -254,7 +262,7 @@ class CallReport:
     _ticks: list[float] = field(default_factory=list)
 
     def add(self, tick: float, who: str, what: str) -> None:
-        """Add to the talk, by time, what somebody began to say at a tick."""
+        """Insert into the talk, in order of time, the words ``what`` that ``who`` began to say at ``tick``."""
         place = bisect_right(self._ticks, tick)
         self._ticks.insert(place, tick)
         self.talk.insert(place, (who, what))
@@ -262,9 +270,10 @@ class CallReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CallTools:
-    """Resources of all calls. ``times``: whether time limits are checked.
+    """Resources of all calls.
 
-    ``patience_ms`` is the longest wait without a sign of activity from the server.
+    ``times``: whether limits in real time are checked; those in audio time always are. ``patience_ms`` is the longest
+    wait without a sign of activity from the server.
     """
 
     speech: CallersSpeech
@@ -277,7 +286,8 @@ class CallTools:
 class ScenarioCall:
     """Runs the steps of one call with ``caller``.
 
-    ``recorded`` has the audio of both sides; ``report`` gets the findings.
+    ``recorded`` has the audio of both sides; ``report`` gets the findings. ``folder`` has the recordings and pictures.
+    ``voice`` and ``within_ms`` (the limit for an answer) are for steps without their own. ``language`` is the caller's.
     """
 
     def __init__(
@@ -320,7 +330,10 @@ class ScenarioCall:
     # Steps
 
     async def take(self, step: Step) -> bool:
-        """Do a step; return False at the end of the call. Raises StepFailed, and ScenarioUnusable."""
+        """Take a step; return False if the caller hangs up.
+
+        Raises StepFailed, ScenarioUnusable, and OSError or WebSocketException if a lost connection cannot be resumed.
+        """
         caller = self._caller
         match step:
             case SayText(say=text, voice=voice):
@@ -368,7 +381,7 @@ class ScenarioCall:
         await self._caller.until(lambda: self._caller.now >= said + end, (end + 1) * PIECE_MS)
 
     def _leave(self) -> None:
-        """Skip the answers that have ended, so that later steps do not wait for them."""
+        """Skip the answers that have ended, so that later steps do not wait for them; add them to the talk."""
         while self._next < len(self._answers) and self._is_over(self._answers[self._next]):
             self._note(self._answers[self._next])
             self._next += 1
@@ -461,7 +474,11 @@ class ScenarioCall:
         return [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
 
     def _is_skipped(self, answer: TimedAnswer, expected: Expected) -> bool:
-        """Return whether a step passes over an answer: a filler, an empty one, or one cut before it was heard."""
+        """Return whether a step passes over an answer.
+
+        Passed over are fillers, empty answers, bare tool calls (unless one is expected), and answers cut before they
+        were heard.
+        """
         if self._is_filler(answer):
             return True
         if answer.request_id in self._interrupted:
@@ -490,7 +507,8 @@ class ScenarioCall:
     async def _until(self, is_so: Callable[[], bool], missing: str = "no answer") -> None:
         """Wait until ``is_so()`` is true.
 
-        Raises StepFailed once the server has sent nothing and nothing has been played for ``patience_ms``.
+        Raises StepFailed if the server ends the call, or once it has sent nothing and nothing has been played for
+        ``patience_ms``.
         """
         caller = self._caller
         before, quiet_since = self._signs(), caller.now
@@ -508,7 +526,7 @@ class ScenarioCall:
             raise StepFailed(f"{missing} for {self._tools.patience_ms / 1000:g} s")
 
     def _signs(self) -> tuple[int, int, float]:
-        """Return values that change while the server works: counts of messages and outputs, and what was played."""
+        """Return values that change while the server works: counts of messages and outputs, and the played position."""
         place = self._caller.speaker.position
         outputs = self._answers[-1].outputs if self._answers else 0
         return len(self._caller.seen), outputs, 0.0 if place is None else place[1]
@@ -668,7 +686,10 @@ class ScenarioCall:
     async def phrase_problems(
         self, said: Phrase | list[Phrase] | None, not_said: Phrase | list[Phrase] | None, text: str
     ) -> list[str]:
-        """Return a problem for each phrase of ``said`` that ``text`` lacks, and of ``not_said`` that it contains."""
+        """Return a problem for each phrase of ``said`` that ``text`` lacks, and of ``not_said`` that it contains.
+
+        Questions to the judge are about the whole talk so far. Raises ScenarioUnusable if the judge cannot be used.
+        """
         problems: list[str] = []
         for phrases, wanted in ((listed(said), True), (listed(not_said), False)):
             for phrase in phrases:
@@ -695,7 +716,7 @@ class ScenarioCall:
         return [] if same else [f"the speech was taken for {found}, not {wanted}"]
 
     def heard_sound(self, answer: TimedAnswer) -> Samples:
-        """Return the audio in which an answer was played, at 16 kHz, as it sounded."""
+        """Return all that the loudspeaker played from the first to the last tick of an answer, at 16 kHz."""
         ticks = self._played(answer)
         if not ticks:
             return np.zeros(0, np.float32)
@@ -732,7 +753,7 @@ class ScenarioCall:
     # The whole call
 
     async def play(self, persona: Persona, model: ChatModel) -> None:
-        """Let a language model play the caller. Raises ScenarioUnusable and StepFailed."""
+        """Let ``model`` play the caller, until it hangs up or its turns are over. Raises as ``take`` does."""
         for _ in range(persona.turns):
             said = await model.play(persona, self.report.talk)
             if said is None:
@@ -741,7 +762,7 @@ class ScenarioCall:
             await self.take(HearAnswer(hear=Expected()))
 
     def finish(self) -> None:
-        """Count the answers, and add those that no step waited for to the talk. Raises StepFailed for an error."""
+        """Add the answers that no step waited for to the talk, and count all answers, in the report."""
         for answer in self._answers[self._next :]:
             self._note(answer)
         self._next = len(self._answers)

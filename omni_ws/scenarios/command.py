@@ -130,7 +130,10 @@ class ScenarioResult:
         return [value for run in self.runs for value in run.report.first_sounds]
 
     def judge(self, *, times: bool) -> None:
-        """Check the expectations on all runs together. Without ``times``, only limits in audio time are checked."""
+        """Check the expectations on all runs together, and add the failed ones to ``reasons``.
+
+        Without ``times``, only limits in audio time are checked.
+        """
         bound = self.scenario.scenario.expect.median
         if bound is None:
             return
@@ -147,7 +150,12 @@ class ScenarioResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How scenarios are run. ``path`` replaces the path of the front end; ``seed`` is the seed of the first run."""
+    """Options of all runs.
+
+    ``voice`` speaks where a scenario names no voice; ``model_of`` returns the model for a persona's ``llm``. With
+    ``realtime_only``, all calls use the Realtime API. ``path`` replaces the path of the front end, and ``repeat`` the
+    number of runs of each scenario. ``seed`` is the seed of the first run; ``jobs`` is the number of calls at a time.
+    """
 
     tools: CallTools
     voice: CallersVoice
@@ -171,7 +179,7 @@ def texts_of(file: ScenarioFile, scenario: PlacedScenario, voice: CallersVoice) 
 
 
 def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> CallersVoice:
-    """Return the voice of a scenario. Raises ScenarioUnusable."""
+    """Return the voice that a scenario or its file names, otherwise ``voice``. Raises ScenarioUnusable."""
     named = scenario.voice or file.voice
     return voice if named is None else CallersVoice.parse(named)
 
@@ -193,7 +201,7 @@ def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpe
 
 
 def needs_judge(scenario: PlacedScenario) -> bool:
-    """Return whether a scenario needs a judge."""
+    """Return whether a language model must judge something in a scenario."""
     asked = [scenario.scenario.expect.said, scenario.scenario.expect.not_said]
     for placed in scenario.steps:
         if isinstance(placed.step, HearAnswer):
@@ -204,7 +212,10 @@ def needs_judge(scenario: PlacedScenario) -> bool:
 async def run_all(
     work: Sequence[tuple[ScenarioFile, PlacedScenario]], target: Target, options: RunOptions
 ) -> AsyncIterator[ScenarioResult]:
-    """Run scenarios, ``options.jobs`` at a time; yield their results in order, each once all of its runs have ended."""
+    """Run scenarios, ``options.jobs`` calls at a time.
+
+    Yields their results in order, each once all runs of the scenario have ended.
+    """
     slots = asyncio.Semaphore(options.jobs)
 
     async def one(file: ScenarioFile, scenario: PlacedScenario, seed: int) -> RunResult:
@@ -379,7 +390,10 @@ def as_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
 
 
 def junit(results: Sequence[ScenarioResult]) -> bytes:
-    """Return a report as JUnit XML: a suite for each file, with a case for each run and one for all runs together."""
+    """Return a report as JUnit XML: a suite for each file, with a case for each run.
+
+    A scenario that failed by all runs together, for example by their median, has one more case.
+    """
     root = ElementTree.Element("testsuites")
     for path in dict.fromkeys(one.file for one in results):
         suite = ElementTree.SubElement(root, "testsuite", name=_xml(str(path)))
@@ -422,7 +436,7 @@ def _xml(text: str) -> str:
 
 
 def talk(run: RunResult) -> str:
-    """Return who said what, one line for each."""
+    """Return the talk of a run as text: who said what, verdicts of the judge, checks left out, and failures."""
     lines = (f"{who}: {' '.join(what.split())}" for who, what in run.report.talk)
     judged = (f"judge: {reason}" for reason in run.report.reasons)
     skipped = (f"not checked: {one}" for one in run.report.skipped)
@@ -430,7 +444,10 @@ def talk(run: RunResult) -> str:
 
 
 def save(run: RunResult, folder: Path) -> Path:
-    """Write a run's audio, its talk, and its frames; return the path of the audio. Raises OSError."""
+    """Write a run's audio (WAV), its talk (text), and its frames (NDJSON, if there are any) to ``folder``.
+
+    Creates the folder if needed; returns the path of the audio. Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{_NOT_NAME.sub('-', f'{run.file.stem}-{run.name}')}-{run.seed}"
     sound = base.with_name(f"{base.name}.wav")
@@ -477,7 +494,11 @@ _Work: TypeAlias = list[tuple[ScenarioFile, PlacedScenario]]
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command; return 0 if all scenarios passed, 1 if one failed, 2 for a bad file or command line."""
+    """Run the command, and return its exit status.
+
+    0: no scenario failed; 1: one did; 2: a file or the command line is wrong, or something that the calls need, such as
+    a server or a voice, is missing, or a report cannot be written; 130 after ^C.
+    """
     options = _parser().parse_args(arguments)
     try:
         files = read_files(options.files)
@@ -488,7 +509,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return run_interruptible(_Command(options, environ, work).run())
     except FormError as error:
         problems = error.problems
-    except (ScenarioUnusable, NoServer) as error:
+    except (ScenarioUnusable, NoServer, OSError) as error:  # an OSError of --save or --junit, too
         problems = [f"omni-ws test: error: {error}"]
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -512,7 +533,7 @@ def read_files(paths: Sequence[Path]) -> list[ScenarioFile]:
 
 
 def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
-    """Return the scenarios with one of these names or tags; without any given, all scenarios."""
+    """Return the scenarios with one of the names or tags ``only``, or all without any. Raises ScenarioUnusable."""
     every = [(file, one) for file in files for one in file.scenarios]
     if not only:
         return every
@@ -571,7 +592,7 @@ class _Command:
         return self._end(time.monotonic() - began)
 
     def _target(self) -> tuple[Target | None, str | None]:
-        """Return the server given by the options, and the path of its front end if that is given, too."""
+        """Return the server and the path of its front end that the options give, or None. Raises ScenarioUnusable."""
         options = self._options
         url = options.url if options.realtime is None else options.realtime
         if url is None:
@@ -589,7 +610,7 @@ class _Command:
         return target, f"{path}?{parts.query or 'model=gpt-realtime'}"
 
     async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
-        """Render all speech, and check all recordings, before any call."""
+        """Render all speech and check all files before any call; return the voice for scenarios that name none."""
         problems = [problem for file, one in self._work for problem in check_files(file, one, speech)]
         if problems:
             raise FormError(problems)
@@ -637,7 +658,7 @@ class _Command:
                 yield Target.parse(f"ws://{authority}", api_key=self._key), work
 
     def _take(self, result: ScenarioResult) -> None:
-        """Report a scenario whose runs have ended, and discard their audio."""
+        """Report a scenario whose runs have ended; save the runs as the options say, and discard their audio."""
         self._results.append(result)
         if self._options.format == "table":
             print(row(result), flush=True)

@@ -1,4 +1,4 @@
-"""The form of scenario files, as structs, and their parser, which is strict: each error names its file and line.
+"""The form of scenario files, as structs, and their parser, which is strict: errors name the file and line.
 
 The file is YAML of the core schema of YAML 1.2 (so "no" is a text), or JSON, which is YAML. It has neither aliases nor
 tags, at most MAX_BYTES bytes, and at most MAX_DEPTH levels.
@@ -39,7 +39,7 @@ class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Judged(_Strict, frozen=True, kw_only=True):
-    """A question to a language model; the expected answer is yes."""
+    """A question to a language model; the expected answer is yes under ``said``, and no under ``not_said``."""
 
     judge: _Text
 
@@ -52,14 +52,17 @@ class HeardWords(_Strict, frozen=True, kw_only=True):
 
 
 class ToolCalled(_Strict, frozen=True, kw_only=True):
-    """An expected tool call: its arguments have at least these values. Texts are compared without case."""
+    """An expected tool call: its arguments have at least these values.
+
+    Texts are compared word by word, without case and punctuation.
+    """
 
     name: _Name
     arguments: dict[str, Any] = {}
 
 
 class SoundingMeanwhile(_Strict, frozen=True, kw_only=True):
-    """How soon after a tool call something must be heard, and the longest silence after that until the result."""
+    """Limits while a tool runs: the time until the first sound, and the longest silence from then to the result."""
 
     within_ms: _Ms
     then_every_ms: _Ms | None = None
@@ -69,7 +72,7 @@ Phrase: TypeAlias = _Text | Judged
 
 
 class Expected(_Strict, frozen=True, kw_only=True):
-    """What the next answer must be like; see docs/testing.md for each key."""
+    """The expectations of the next answer; see docs/testing.md for each key."""
 
     said: Phrase | list[Phrase] | None = None
     not_said: Phrase | list[Phrase] | None = None
@@ -98,7 +101,7 @@ class Expected(_Strict, frozen=True, kw_only=True):
 
 
 class SayText(_Strict, frozen=True, kw_only=True):
-    """A step: the caller says a text, by the voice of the file or of this step."""
+    """A step: the caller says a text, with ``voice`` or else with the voice of the scenario."""
 
     say: _Text
     voice: _Name | None = None
@@ -112,13 +115,16 @@ class PlaySound(_Strict, frozen=True, kw_only=True):
 
 
 class HearAnswer(_Strict, frozen=True, kw_only=True):
-    """A step: wait for the end of the next answer, and check it."""
+    """A step: wait for the end of the next answer, and check it; or wait for an expected error, or for silence."""
 
     hear: Expected
 
 
 class Interruption(_Strict, frozen=True, kw_only=True):
-    """What the caller says over an answer, once that many words or milliseconds of it were played."""
+    """Speech over an answer, once ``after_words`` words or ``after_ms`` milliseconds of the answer were played.
+
+    It has either ``say`` or ``sound``, and either ``after_words`` or ``after_ms``.
+    """
 
     say: _Text | None = None
     voice: _Name | None = None
@@ -158,7 +164,7 @@ class ShowPicture(_Strict, frozen=True, kw_only=True):
 
 
 class DialKeys(_Strict, frozen=True, kw_only=True):
-    """A step: the caller presses keys of a telephone."""
+    """A step: the caller presses keys of a telephone. No front end takes keys yet: the scenario is skipped."""
 
     dial: Annotated[str, Meta(pattern=r"^[0-9*#A-D]{1,64}$")]
 
@@ -170,7 +176,7 @@ class LoseNetwork(_Strict, frozen=True, kw_only=True):
 
 
 class ResultOfTool(_Strict, frozen=True, kw_only=True):
-    """The tool call that a step waits for, the arguments to check, and the ``result`` to return after ``after_ms``."""
+    """The tool call to wait for, the arguments to check, and the ``result`` to return ``after_ms`` after the call."""
 
     name: _Name
     result: str
@@ -220,7 +226,11 @@ class Persona(_Strict, frozen=True, kw_only=True):
 
 
 class CallersRoom(_Strict, frozen=True, kw_only=True):
-    """The acoustics of the caller. Levels are in dBFS; that of the echo is in dB relative to what is played."""
+    """The acoustics of the caller.
+
+    ``noise_db`` is in dBFS, ``echo_db`` in dB relative to the played audio. ``loss`` is the share of the microphone's
+    pieces of 20 ms that arrive as silence.
+    """
 
     noise_db: Annotated[float, Meta(ge=-120, le=0)] | None = None
     band: Annotated[str, Meta(pattern="^(wide|telephone)$")] = "wide"
@@ -237,7 +247,10 @@ class Bounds(_Strict, frozen=True, kw_only=True):
 
 
 class WholeCall(_Strict, frozen=True, kw_only=True):
-    """What a whole call must be like; the medians are over all repetitions of the scenario."""
+    """The expectations of a whole call; the medians are over all repetitions of the scenario.
+
+    Without ``errors``, a call fails by each error that no step expects.
+    """
 
     answers: _Count | None = None
     errors: _Count | None = None
@@ -247,7 +260,7 @@ class WholeCall(_Strict, frozen=True, kw_only=True):
 
 
 class Scenario(_Strict, frozen=True, kw_only=True):
-    """One call. ``caller`` has its steps before they are parsed, each separately."""
+    """One call. ``caller`` has the steps as plain values; PlacedScenario has them parsed."""
 
     name: _Name
     tags: list[_Name] = []
@@ -304,11 +317,11 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
 
 
 class ScenarioUnusable(Exception):
-    """Raised if a scenario needs something that is missing, such as a voice; the message says what to do."""
+    """Raised if a scenario cannot be run, for example without a voice or a language model; the message says why."""
 
 
 class FormError(Exception):
-    """Raised if a file does not have the form; ``problems`` are sentences, each with file and line."""
+    """Raised if a file cannot be read or is malformed; ``problems`` are sentences, with file and line if known."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -455,7 +468,7 @@ class _Reading:
             return None
 
     def scenario(self, value: Any, number: int) -> PlacedScenario | None:
-        """Convert a scenario with its steps; None after a problem."""
+        """Convert a scenario; None if its own fields are wrong. Steps with a problem are noted and left out."""
         place: _Place = ("scenarios", number)
         found = self.convert(value, Scenario, place)
         if found is None:

@@ -36,11 +36,11 @@ _HEALTH_BYTES: Final = 1 << 20
 
 
 class NoServer(Exception):
-    """Raised if the server did not start."""
+    """Raised if the server did not start, or not in time."""
 
 
 def flags(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the flags of ``omni-ws serve`` for settings as in its configuration file."""
+    """Yield the flags of ``omni-ws serve`` for settings that are nested as in the configuration file."""
     for name, value in settings.items():
         flag = f"{prefix}.{name}" if prefix else f"--{name}"
         if isinstance(value, Mapping):
@@ -53,7 +53,10 @@ def flags(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @asynccontextmanager
 async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> AsyncIterator[str]:
-    """Run ``omni-ws serve`` with these settings and flags during the block; yield its address. Raises NoServer."""
+    """Run ``omni-ws serve`` with these settings and flags during the block, on a free port of 127.0.0.1.
+
+    Yields the host and port once the server is ready. Raises NoServer.
+    """
     port = _free_port()
     command = [sys.executable, "-m", "omni_ws", "serve", "--log-level=warning", *flags(settings), *more]
     # Ctrl-C at the terminal is for the command, which ends the server itself.
@@ -68,7 +71,7 @@ async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> A
 
 
 async def until_started(target: Target) -> None:
-    """Wait while a server reports at ``/health``, if it has that route, that it is starting. Raises NoServer."""
+    """Wait while the ``/health`` of a server reports that it is starting. Raises NoServer after five minutes."""
     url = f"{'https' if target.secure else 'http'}://{target.authority}/health"
     await _until(lambda: _health(url) != "starting", f"the server at {target.authority} still starts")
 
@@ -83,7 +86,7 @@ async def _ready(process: asyncio.subprocess.Process, port: int) -> None:
 
 
 async def _until(condition: Callable[[], bool], otherwise: str) -> None:
-    """Test ``condition`` again and again until it is true.
+    """Call ``condition`` in a thread, again and again, until it is true.
 
     Raises NoServer with ``otherwise`` if that takes too long.
     """
@@ -132,7 +135,10 @@ def _free_port() -> int:
 
 
 def run_interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run a command to its end. SIGINT, SIGTERM and SIGHUP end it, and the server that it started."""
+    """Run a command to its end, and return its exit status.
+
+    SIGINT, SIGTERM and SIGHUP cancel the command, which ends its own server; the status is then INTERRUPTED.
+    """
 
     async def run() -> int:
         running = asyncio.ensure_future(work)
@@ -179,7 +185,11 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def wire_of(scenario: PlacedScenario, session: Mapping[str, Any], *, protocol: str, path: str | None = None) -> Wire:
-    """Return the Wire (protocol and settings) of a call. Raises NotHere."""
+    """Return the Wire (protocol and settings) of a call.
+
+    ``session`` has settings named as in the native protocol; ``path`` replaces the default path of ``protocol``. Raises
+    NotHere.
+    """
     if any(isinstance(one.step, DialKeys) for one in scenario.steps):
         raise NotHere("needs: telephony (dial)")
     if "turn_detection" in session and not isinstance(session["turn_detection"], Mapping):

@@ -63,7 +63,7 @@ class CallersVoice:
 
     @classmethod
     def parse(cls, text: str) -> CallersVoice:
-        """Parse ``hibari``, ``kokoro:NAME`` or ``espeak-ng[:NAME]``. Raises ScenarioUnusable."""
+        """Parse ``hibari``, ``kokoro[:NAME]`` or ``espeak-ng[:NAME]``. Raises ScenarioUnusable."""
         kind, _, name = text.partition(":")
         if kind not in _KINDS:
             raise ScenarioUnusable(f"no voice {text!r}: voices are hibari, kokoro[:NAME] and espeak-ng[:NAME]")
@@ -110,7 +110,7 @@ class CallersSpeech:
         self.rendered = 0
 
     async def render(self, said: Iterable[tuple[CallersVoice, str]]) -> None:
-        """Render each text that is not in the cache. Raises ScenarioUnusable."""
+        """Load the speech of each text, rendered first if it is not in the cache. Raises ScenarioUnusable."""
         for voice, text in said:
             await self.of(voice, text)
 
@@ -128,7 +128,7 @@ class CallersSpeech:
         return samples
 
     def recording(self, path: Path) -> Samples:
-        """Return a recording, at 16 kHz. Raises ScenarioUnusable."""
+        """Return a recording as mono at 16 kHz, which is read once and kept. Raises ScenarioUnusable."""
         if path not in self._recordings:
             self._recordings[path] = recording(path)
         return self._recordings[path]
@@ -310,8 +310,8 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
 def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
     """Return the fewest substitutions, insertions and deletions that turn ``said`` into ``heard``.
 
-    Numbers are compared as they are read aloud. Recognised digits are right if any reading fits: as a number, as a
-    year, or digit by digit. Case, punctuation, and whether words are joined are ignored.
+    Numbers are compared as they are read aloud. In English, recognised digits are right if any reading fits: as a
+    number, as a year, or digit by digit. Case, punctuation, and whether words are joined are ignored.
     """
     if language != "en":
         wanted = _words_of(said, language)

@@ -1,6 +1,7 @@
 """The command ``omni-ws talk``, and the choice of the server that it talks to.
 
-This is the server on the default port, a server that the command starts, or a server of the Realtime API.
+The server is the one whose URL is given (native protocol or Realtime API), the one on the default port, or one that the
+command starts.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ _LOOK_SEC: Final = 5.0
 async def found_server(*, api_key: str | None, environ: Mapping[str, str]) -> AsyncIterator[str]:
     """Yield the URL of the server on the default port; if there is none, run a server during the block.
 
-    Raises NoServer if this server does not start, and the error of a server that refuses the session.
+    Before that, the weights that this server needs are fetched. Raises NoServer if it does not start,
+    ConfigurationError if it is misconfigured, and the error of a server on the default port that refuses the session.
     """
     if await _answers(api_key):
         yield DEFAULT_URL
@@ -98,7 +100,7 @@ async def _fetch(config: ServerConfig) -> None:
 
 
 async def _answers(api_key: str | None) -> bool:
-    """Return whether an omni_ws server is on the default port. Waits for a server that is starting."""
+    """Return whether an omni_ws server is on the default port; wait for one that starts. Raises as ``found_server``."""
     await until_started(Target.parse(DEFAULT_URL))
     try:
         async with connect(DEFAULT_URL, api_key=api_key, open_timeout=_LOOK_SEC):
@@ -117,7 +119,7 @@ _TYPED: Final = ""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command and return its exit status."""
+    """Run the command, and return its exit status: see ``_EXIT_STATUSES``."""
     options = _parsed(arguments)
     try:
         if options.list_devices:
@@ -278,7 +280,7 @@ async def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 async def _native(
     options: argparse.Namespace, environ: Mapping[str, str], key: str | None, rates: DeviceRates
 ) -> AsyncIterator[ClientSession]:
-    """Open a session with a server of the native protocol."""
+    """Open a session of the native protocol, with semantic_vad if the server has it and no type of VAD was chosen."""
     config = options.settings
     is_open = options.live and not options.hold
     # What the server has is known once it has answered.
@@ -383,7 +385,10 @@ def _open_loudspeaker(options: argparse.Namespace) -> LoudspeakerDevice | None:
 
 
 def _cancel_echo(microphone: MicrophoneDevice, loudspeaker: LoudspeakerDevice, *, wanted: bool | None) -> None:
-    """Put an echo canceller between the devices: if ``wanted`` is True, always; if None, only if one is installed."""
+    """Put an echo canceller between the devices, unless ``wanted`` is False.
+
+    If there is none, raises NoEchoCanceller if ``wanted`` is True, and prints a note if it is None.
+    """
     if wanted is False:
         return
     try:

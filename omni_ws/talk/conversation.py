@@ -60,12 +60,12 @@ from omni_ws.talk.sound_devices import PIECE_MS, LoudspeakerDevice, MicrophoneDe
 
 
 class AnswerListener:
-    """Shows and plays the events of the server, and keeps the answer."""
+    """Shows and plays the events of the server. ``reply`` is the pcm16 audio of the latest answer so far."""
 
     def __init__(
         self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None, *, interruptible: bool = False
     ) -> None:
-        """``interruptible``: whether barge-in is configured."""
+        """``interruptible``: whether speech stops the answer (barge-in)."""
         self.display = display
         self.loudspeaker = loudspeaker
         #: What was understood so far, by request.
@@ -95,13 +95,13 @@ class AnswerListener:
         self.display.state("thinking")
 
     def silence(self) -> None:
-        """Stops playback of the current answer, for good."""
+        """Stop playback of the current answer, for good."""
         self.silenced = self.answering
         self.paused = None
         self.stop_playing()
 
     def stop(self) -> None:
-        """Stops playback, and discards the answers to requests that were sent already."""
+        """Stop playback, and discard the answers to requests that were sent already."""
         self.unwanted |= self.asked
         self.asked.clear()
         self.silence()
@@ -117,7 +117,7 @@ class AnswerListener:
             self.loudspeaker.buffer.clear()
 
     def duck(self, lowered: bool) -> None:
-        """Lowers the volume of playback, or restores the full volume."""
+        """Lower the volume of playback, or restore the full volume."""
         if self.loudspeaker:
             self.loudspeaker.ducker.duck(lowered)
 
@@ -226,13 +226,16 @@ class AnswerListener:
         self.first.clear()
 
     def since_input(self, what: str) -> int | None:
-        """Milliseconds from the end of the input to the first event ``what``; negative if the event came earlier."""
+        """Return the milliseconds from the end of the input to the first ``text`` or ``audio`` (``what``).
+
+        Negative if that came earlier; None if either is missing.
+        """
         if what not in self.first or self.input_ended_at is None:
             return None
         return round((self.first[what] - self.input_ended_at) * 1000)
 
     def start_over(self) -> None:
-        """Discards the partial answer, since it begins again."""
+        """Discard the partial answer, since it begins again."""
         self.duck(False)
         self.reply.clear()
         self.first.clear()
@@ -278,7 +281,10 @@ class Leave(Exception):
 async def ask(
     session: TalkSession, listener: AnswerListener, *, text: str | None, audio: AsyncGenerator[bytes, None]
 ) -> None:
-    """Send one question, ``text`` or else ``audio``, and take its answer."""
+    """Send one question, ``text`` or else ``audio``, and pass its answer to ``listener``; wait until it was played.
+
+    Raises OmniError if no answer begins, and ConnectionLost.
+    """
 
     async def send() -> None:
         async with aclosing(audio):
@@ -307,9 +313,10 @@ def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
 
 
 async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
-    """Send each line of standard input as a turn, until a line "q" or the end of the input.
+    """Send each line of standard input as a turn, until the end of the input; blank lines are skipped.
 
-    At a terminal a line interrupts the answer before it; from a pipe each line waits for that answer.
+    At a terminal, a line interrupts the answer before it, and a line "q" ends the conversation. From a pipe, each line
+    waits for the answer to the line before.
     """
     at_terminal = sys.stdin.isatty()
     if at_terminal:
@@ -350,7 +357,10 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk by push-to-talk: Enter begins and ends a turn. Ends at a line "q" or the end of standard input."""
+    """Talk by push-to-talk: Enter stops the answer and begins a turn; Enter again ends the turn.
+
+    Returns at a line "q" or the end of standard input.
+    """
     names = (f"speech-{number}" for number in count(1))
 
     async def speak() -> None:
@@ -386,7 +396,10 @@ async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener
 
 
 async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
-    """Talk with an open microphone. Speech interrupts the answer. Ends at a line "q" or the end of standard input."""
+    """Talk with an open microphone. Returns at a line "q" or the end of standard input.
+
+    Speech interrupts the answer if the session is configured so.
+    """
 
     async def speak() -> None:
         microphone.start()
@@ -421,7 +434,7 @@ async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listen
 
 
 async def interrupt(session: TalkSession, listener: AnswerListener) -> None:
-    """Stop all answers, whether made, played or still to come, and report how much was played."""
+    """Stop all answers that are being made or played, or still to come, and report how much was played."""
     await _report(session, listener)
     for request_id in listener.stoppable:
         await session.cancel(request_id)
@@ -433,7 +446,7 @@ async def interrupt(session: TalkSession, listener: AnswerListener) -> None:
 async def recorded(
     microphone: MicrophoneDevice, display: JsonDisplay, state: str, *, idle: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Yield what the microphone records.
+    """Yield the pieces that the microphone records.
 
     Shows ``state`` at the first samples that are not zero: devices give zeros until they have woken up, and speech is
     lost until then. Shows a note if all samples are zero, and if audio was dropped because the network is too slow.
@@ -514,7 +527,7 @@ _TOO_LATE: Final = "response_cancel_not_active"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """The sample rates and channels of the devices; their rates in Hz may differ from that of the Realtime API."""
+    """The audio formats of the devices: recorded rate (Hz) and channels, and played rate. Audio is resampled."""
 
     heard: int = REALTIME_RATE
     heard_channels: int = 1
@@ -538,8 +551,9 @@ async def connect_realtime(
 ) -> AsyncIterator[RealtimeSession]:
     """Open a session of the Realtime API with settings that are named as in the native protocol.
 
-    Raises NotHere for a setting that the Realtime API does not have, ConnectionFailed if there is no server of that API
-    at ``url``, and the error of a server that refuses the session.
+    ``rates`` are those of the devices. Raises NotHere for a setting that the Realtime API does not have, InvalidValue
+    for a bad ``url``, ConnectionFailed if there is no server of that API at ``url``, and the error of a server that
+    refuses the session.
     """
     wire = realtime_wire(config, MicrophoneFormat(REALTIME_RATE))
     address = realtime_url(url)
@@ -561,7 +575,7 @@ async def connect_realtime(
 class RealtimeSession:
     """A session of the Realtime API, opened by ``connect_realtime``.
 
-    Without turn detection, ``finish`` and ``send_text`` also ask for an answer.
+    ``finish`` and ``send_text`` also ask for an answer. All methods that send raise ConnectionLost.
     """
 
     def __init__(self, websocket: ClientConnection, wire: RealtimeWire, rates: DeviceRates) -> None:
@@ -617,12 +631,12 @@ class RealtimeSession:
         await self._send(*self._wire.audio(0, _resampled(self._to_server, audio)))
 
     async def send_text(self, text: str, *, end: bool = False, ref: str | None = None) -> None:
-        """Send a text, which is a whole turn."""
+        """Send a text, which is a whole turn whatever ``end`` is, and ask for an answer."""
         self._asked.append(ref)
         await self._send(*self._wire.typed(0, text))
 
     async def finish(self) -> None:
-        """End the turn that is being spoken, if there is one."""
+        """End the turn that is being spoken, if there is one, and ask for an answer."""
         if not self._is_spoken:
             return
         self._is_spoken = False
@@ -632,14 +646,17 @@ class RealtimeSession:
         await self._send(*self._wire.audio(0, rest), {"type": "input_audio_buffer.commit"}, {"type": "response.create"})
 
     async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None:
-        """Stop an answer, by its id or its request's name ``ref``, and report how much of it was heard."""
+        """Stop the running response, or the one that is awaited, whatever ``request_id`` and ``ref`` are.
+
+        If ``request_id`` is the answer acknowledged last, report how much of it was heard.
+        """
         if self._running is not None or self._asked:
             await self._send(self._wire.cancel)
         if self._heard is not None and request_id == self._heard[0]:
             await self._tell_cut(*self._heard)
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
-        """Note how much of an answer was played, and tell the server if speech has interrupted the answer."""
+        """Note how much of an answer was played; tell the server, once, if speech has interrupted the answer."""
         if request_id is None or played_ms is None:
             return
         self._heard = request_id, played_ms
@@ -661,7 +678,7 @@ class RealtimeSession:
     # receiving
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield all events until the session ends. Raises ConnectionLost."""
+        """Yield all events until the session ends. Raises ConnectionLost if it breaks, or speaks another protocol."""
         try:
             async for message in self._websocket:
                 try:
@@ -675,7 +692,10 @@ class RealtimeSession:
             raise ConnectionLost(f"the connection was lost: {closed}") from None
 
     async def response(self, ref: str | None = None) -> AsyncIterator[Event]:
-        """Yield events up to the end of the next answer. Raises the server's error if no answer begins."""
+        """Yield events up to the end of the next answer, whatever ``ref`` is.
+
+        Raises the server's error if no answer is in progress, and ConnectionLost.
+        """
         async for event in self.events():
             yield event
             if isinstance(event, LastEvent):

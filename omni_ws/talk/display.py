@@ -19,7 +19,7 @@ LATENCIES = (("first audio", "first_audio_ms"), ("first text", "first_text_ms"))
 
 
 class JsonDisplay:
-    """Prints one JSON object per line, for scripts."""
+    """Prints one JSON object per line, for scripts. Only ``show`` does anything; the live view needs the rest."""
 
     #: Whether it shows levels as they change.
     live = False
@@ -28,13 +28,13 @@ class JsonDisplay:
         print(orjson.dumps({"type": kind, **fields}).decode(), flush=True)
 
     def state(self, state: str, *, idle: bool = False) -> None:
-        """Shows what the client is doing. ``idle``: whether this is between turns."""
+        """Show the activity of the client, in a live view. ``idle``: whether to show it again after each turn."""
 
     def levels(self, microphone: float, loudspeaker: float, *, playing: bool) -> None:
-        """Shows the peak levels of microphone and loudspeaker, from 0 to 1."""
+        """Show the peak levels of microphone and loudspeaker, from 0 to 1, in a live view."""
 
     def close(self) -> None:
-        """Restores the terminal."""
+        """End the display; a live view restores the terminal."""
 
 
 class PlainDisplay(JsonDisplay):
@@ -130,7 +130,8 @@ STATE_STYLES: Final = {"hearing you": "green", "thinking": "yellow", "speaking":
 class LiveDisplay(PlainDisplay):
     """A view of the conversation: settled text scrolls up; the running turn, state, levels and parts stay below it.
 
-    A frame is written as a whole, and only if it differs from the frame before. Raises ImportError without rich.
+    Each frame is written as a whole, and only if it differs from the frame before. The constructor takes over the
+    terminal until ``close``, and raises ImportError without rich.
     """
 
     live = True
@@ -223,7 +224,7 @@ class LiveDisplay(PlainDisplay):
             self._view.update(frame, refresh=True)
 
     def _add_turn(self, frame: Any, *, room: int) -> None:
-        """Adds the ends of both texts of the running turn, each cut to ``room`` characters.
+        """Add the ends of both texts of the running turn, each cut to ``room`` characters.
 
         A frame higher than the screen would jump.
         """
@@ -244,7 +245,7 @@ def _bar(level: float, length: int) -> str:
 
 
 def _without_echo() -> Callable[[], None]:
-    """Turns off the echo of keys, which would displace the live view. Returns a function that restores it."""
+    """Turn off the echo of keys, which would displace the live view. Return a function that restores the echo."""
     if not sys.stdin.isatty() or sys.platform == "win32":
         return lambda: None
     import termios

@@ -36,8 +36,8 @@ class EchoBetween:
     """Removes from a microphone's audio the echo of a loudspeaker; both are 16-bit mono.
 
     Each device calls its method from its own thread, with every piece of audio in order. ``latency_ms`` is the sum of
-    the latencies that the devices report. The delay of the echo, up to half a second, is measured. Raises
-    NoEchoCanceller.
+    the latencies that the devices report. The delay of the echo, up to half a second, is measured. The constructor
+    raises NoEchoCanceller.
     """
 
     def __init__(self, *, microphone_rate: int, loudspeaker_rate: int, latency_ms: float = 0) -> None:
@@ -56,7 +56,7 @@ class EchoBetween:
         self._listening = False
 
     def played(self, audio: bytes) -> None:
-        """Take the audio that the loudspeaker is given, silence included."""
+        """Take the audio that the loudspeaker is given, silence included. Ignored before the first ``heard``."""
         if not self._listening:
             return
         if self._played.buffered_bytes > self._most_bytes:
@@ -106,7 +106,7 @@ def named_device(value: str) -> Device:
 
 
 def list_devices() -> str:
-    """Lists the devices, one per line. Raises NoSoundDevice."""
+    """Return the sound devices as text, one per line. Raises NoSoundDevice."""
     devices = str(sound_library().query_devices())
     if not devices.strip():
         raise NoSoundDevice(NO_DEVICE)
@@ -118,9 +118,9 @@ def _peak(audio: bytes) -> float:
 
 
 def _sample_rate(device: Device, kind: str, wanted: int) -> int:
-    """Returns ``wanted`` if the device supports that rate, otherwise the device's own rate in Hz.
+    """Return ``wanted`` if the device supports this rate in Hz, otherwise the device's own rate: the server resamples.
 
-    The server resamples.
+    Raises NoSoundDevice.
     """
     library = sound_library()
     try:
@@ -141,7 +141,11 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
 
 
 class _SoundDevice:
-    """Base class of a sound device with 16-bit mono audio. ``level`` is the recent peak, from 0 to 1."""
+    """Base class of a sound device with 16-bit mono audio.
+
+    ``level`` is the recent peak, from 0 to 1. ``sample_rate`` is the wanted rate in Hz or, if the device does not
+    support it, the device's own. The constructor needs a running event loop, and raises NoSoundDevice.
+    """
 
     #: The device's name in messages, its kind in the library, and the library's class of its stream.
     name: str
@@ -157,7 +161,7 @@ class _SoundDevice:
         self._device = device
 
     def _open(self, callback: Callable[[Any, int, Any, Any], None], *, piece_ms: int = 0) -> None:
-        """Opens the device. ``callback`` is called in the device's thread. Raises NoSoundDevice."""
+        """Open the device. ``callback`` is called in the device's thread. Raises NoSoundDevice."""
         library = sound_library()
         try:
             self._stream = getattr(library, self.stream)(
@@ -175,7 +179,7 @@ class _SoundDevice:
         self._canceller = canceller
 
     def start(self) -> None:
-        """Starts the device. Raises NoSoundDevice."""
+        """Start the device. Raises NoSoundDevice."""
         try:
             self._stream.start()
         except sound_library().PortAudioError as error:
@@ -191,7 +195,10 @@ class _SoundDevice:
 
 
 class MicrophoneDevice(_SoundDevice):
-    """A microphone: records pieces of PIECE_MS."""
+    """A microphone: records pieces of PIECE_MS from ``start`` to ``stop``.
+
+    Pieces beyond QUEUED_PIECES that nobody reads are dropped, and counted in ``dropped_pieces``.
+    """
 
     name, kind, stream = "microphone", "input", "RawInputStream"
 
@@ -216,13 +223,13 @@ class MicrophoneDevice(_SoundDevice):
             self.dropped_pieces += 1
 
     def stop(self) -> None:
-        """Stops recording. ``pieces`` yields the rest of what was recorded, and then ends."""
+        """Stop recording. ``pieces`` yields the recorded rest, and then ends."""
         self._stream.stop()
         self.level = 0.0
         self._loop.call_soon(self._pieces.put_nowait, None)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yields pieces as they are recorded. Raises NoSoundDevice if none comes, as when a device was unplugged."""
+        """Yield pieces as they are recorded. Raises NoSoundDevice if none comes for DEAD_SEC: it may be unplugged."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SEC):
@@ -235,7 +242,7 @@ class MicrophoneDevice(_SoundDevice):
 
 
 class LoudspeakerDevice(_SoundDevice):
-    """A loudspeaker: plays the audio in ``buffer`` without gaps."""
+    """A loudspeaker, started by the constructor: plays the audio in ``buffer``, and silence while there is none."""
 
     name, kind, stream = "loudspeaker", "output", "RawOutputStream"
 
@@ -259,7 +266,7 @@ class LoudspeakerDevice(_SoundDevice):
                 self._loop.call_soon_threadsafe(self._idle.set)
 
     async def played(self) -> None:
-        """Waits until all audio has been played, up to ``buffer.end``."""
+        """Wait until all audio in ``buffer`` has been played. Call ``buffer.end`` first."""
         self._idle.clear()
         if not self.buffer.idle:
             await self._idle.wait()

@@ -1,4 +1,4 @@
-"""How people open the server: its page in the browser of the person who started it, and ``omni-ws serve --lan``.
+"""Ways to open the server: its page in the browser of the person who started it, and ``omni-ws serve --lan``.
 
 With ``--lan``, phones and other machines of the local network can use the server, with TLS and a key.
 """
@@ -46,7 +46,7 @@ def opens_by_itself(config: ServerConfig) -> bool:
 def open_page(
     config: ServerConfig, port: int, open_address: Callable[[str], object] = webbrowser.open
 ) -> threading.Thread:
-    """Open the page in a browser. Returns the thread that does so: some browsers return only when they are closed."""
+    """Open the page in a browser, in a thread, which is returned: some browsers return only when they are closed."""
     opening = threading.Thread(target=open_address, args=(page_address(config, port),), name="browser", daemon=True)
     opening.start()
     return opening
@@ -69,7 +69,8 @@ PLAIN_COLOURS: Final = "\x1b[0m"
 def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
     """Complete a configuration for the local network with an address, a certificate and a key, where it lacks them.
 
-    Certificate and key are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
+    Certificate and key are kept in ``folder``, by default in the user's cache, and used again at the next start. Raises
+    ConfigurationError.
     """
     config = loaded.config
     folder = folder or user_cache_folder() / "lan"
@@ -183,7 +184,10 @@ def _kept_key(path: Path) -> str:
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return the content of a file; None if it is missing, or if other users can read it and so know the secret."""
+    """Return the content of a file; None if it is missing, or if other users can read it and so know the secret.
+
+    Raises OSError if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             shared = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077

@@ -25,7 +25,10 @@ MANIFEST: Final = "readout.json"
 
 
 def make_readout_vectors(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command ``readout-vectors``. Returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
+    """Run the command ``readout-vectors``, which writes VECTORS and MANIFEST to a folder.
+
+    Returns its exit status: 0, 1 if it failed, 2 for wrong usage, 130 after ^C.
+    """
     options, settings = _readout_parser().parse_known_args(arguments)
     try:
         model, args = named_model(settings, environ, options.config)
@@ -105,7 +108,10 @@ def print_errors(command: str, problems: Sequence[str], status: int) -> int:
 
 
 def run_vllm_node(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command ``vllm-node`` until a signal ends it. Returns its exit status: 1 if it failed, 2 for misuse."""
+    """Run the command ``vllm-node`` until a signal ends it, which raises SystemExit.
+
+    Returns the exit status only if it fails: 1, or 2 for misuse.
+    """
     options, settings = _node_parser().parse_known_args(arguments)
     try:
         model, args = named_model(settings, environ, options.config)

@@ -40,7 +40,10 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 1 if weights are missing or wrong. Wrong usage exits with 2."""
+    """Run the command, and return its exit status.
+
+    0; 1 if weights cannot be fetched, or a check finds them missing or wrong; 130 after ^C. Wrong usage exits with 2.
+    """
     options = _parser().parse_args(arguments)
     if options.action == "fetch" and not options.names:
         chosen = wanted_weights(ServerConfig())

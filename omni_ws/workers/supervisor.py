@@ -43,7 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
-    """Run a server of ``config.workers`` processes. Arguments and result are those of ``launch_server``."""
+    """Run a server of ``config.workers`` processes until SIGTERM or SIGINT, and return the exit status. Blocks.
+
+    SIGHUP replaces the workers, one after another. ``listening`` is called with the port once all workers are ready.
+    Raises ConfigurationError, and OSError if the port is taken.
+    """
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
@@ -108,7 +112,11 @@ class Supervisor:
         self._replacing = False
 
     async def run(self, listening: Callable[[int], object] | None = None) -> int:
-        """Serve until a signal, and return the exit status. Raises OSError if the port is in use."""
+        """Serve until SIGTERM or SIGINT, and return the exit status. Raises OSError if the port is in use.
+
+        If a worker ends before all are ready, the server ends, too, with that worker's status, at least 1.
+        ``listening`` is called with the port once all workers are ready.
+        """
         await self._open_port()
         for number, action in (
             *((one, self._stopped) for one in (signal.SIGTERM, signal.SIGINT)),
@@ -309,7 +317,7 @@ class Supervisor:
         )
 
     async def _watch(self, member: Member) -> None:
-        """Wait for the end of a worker, and replace it if it was not told to end."""
+        """Wait for the end of a worker. If it was not told to end, replace it or, during the start, stop the server."""
         begun = self._loop.time()
         status = await member.wait()
         self._members.remove(member)
@@ -492,7 +500,7 @@ class Member:
         #: Whether the worker is to end, and is not to be replaced.
         self.leaving = False
         self.ended = asyncio.Event()
-        #: The metrics that the worker reported last.
+        #: The metrics that the worker reported last, of those that only grow.
         self.counted: list[Family] = []
         self._start = start
         self._received = received
@@ -603,7 +611,7 @@ class Member:
         self.channel.send(MessageKind.RETIRE)
 
     def count(self, families: Iterable[Family]) -> None:
-        """Keep the metrics that the worker has reported."""
+        """Keep those of the reported metrics that must outlive the worker: see ``growing``."""
         self.counted = growing(families)
 
     def signal(self, number: int) -> None:
@@ -707,7 +715,7 @@ class Questions:
                 waiting.set_result(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
-        """Add the metrics of an ended worker to the sum, and stop waiting for its answers."""
+        """Add the last metrics of an ended worker to those of earlier ones, and stop waiting for its answers."""
         self._ended = summed([self._ended, member.counted])
         for other, waiting in self._waiting.values():
             if other is member and not waiting.done():

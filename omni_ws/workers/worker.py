@@ -113,8 +113,9 @@ class _Waiting:
 class ProcessChannel:
     """One end of the channel between the supervisor and a worker, which sends and receives messages.
 
-    ``received`` is called with each message, and ``closed`` when the other end is closed. Messages that cannot be sent
-    yet are queued; ``waiting`` is their number. ``on_room`` is called when no message is queued any more.
+    ``received`` is called with each message, and ``closed`` when the other end is closed or the connection fails.
+    Messages that cannot be sent yet are queued; ``waiting`` is their number. ``on_room`` is called when no message is
+    queued any more.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class ProcessChannel:
         """Send a message.
 
         This process closes ``descriptor`` after sending it, or if it cannot be sent. A ``lent`` descriptor stays open:
-        the caller closes it once the other end has received it.
+        the caller closes it once the other end has received it. On a closed channel, nothing is sent.
         """
         head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
         message = _Waiting(memoryview(head + payload), descriptor, not lent)
@@ -243,7 +244,10 @@ def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
 
 
 def first_payload(end: socket.socket) -> Any:
-    """Wait for the first message on a socket without a channel, and return the object that it contains. Blocks."""
+    """Wait for the first message on a socket without a channel, and return the object that it contains. Blocks.
+
+    Raises EOFError if the other end is closed.
+    """
     size = _HEAD.unpack(_exactly(end, _HEAD.size))[3]
     return pickle.loads(_exactly(end, size))
 
@@ -326,7 +330,7 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
 
 
 def growing(families: Iterable[Family]) -> list[Family]:
-    """Return the metrics that must outlive a worker: counters and histograms, which only grow."""
+    """Return the metrics that must outlive a worker: counters, histograms and summaries, which only grow."""
     return [family for family in families if family[2] in _GROWING]
 
 
@@ -403,7 +407,7 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.READY)
 
     def close(self, own: list[Metric]) -> None:
-        """Report the final metrics, and close the channel."""
+        """Report ``own`` as the final metrics, and close the channel. Blocks until they are sent."""
         if self._timer is not None:
             self._timer.cancel()
         self._channel.send(MessageKind.LAST_METRICS, payload=pickle.dumps(as_families(own)))

@@ -106,6 +106,13 @@ async def test_what_the_server_refuses_is_told(tmp_path: Path) -> None:
     assert (gone.status, "no server answers" in gone.errors) == (1, True), gone.errors
 
 
+async def test_answers_that_cannot_be_saved_are_told(tmp_path: Path) -> None:
+    path = made(tmp_path / "calls")
+    async with live_server(NoiseEngine(0.1)) as server:
+        ended = await replay(path, "--url", url(server), "--from-turn", "1", "--speed", "max", "--save", path)
+    assert (ended.status, "This is noise 1." in ended.output, "File exists" in ended.errors) == (2, True, True)
+
+
 @pytest.mark.slow
 async def test_a_server_is_started_with_another_model(tmp_path: Path) -> None:
     """The rules know the name from the history that the recording has."""

@@ -78,6 +78,13 @@ def test_files_are_checked_alone(file: Path, tmp_path: Path) -> None:
     assert (ended.status, ended.errors) == (2, f"{bad}:3: {tmp_path / 'none.wav'}: No such file or directory\n")
 
 
+def test_a_report_that_cannot_be_written_is_told(file: Path, tmp_path: Path) -> None:
+    report = tmp_path / "none" / "junit.xml"
+    ended = run_here(main, str(file), "--only", "dials", "--url", "ws://127.0.0.1:1", "--junit", str(report))
+    assert (ended.status, "0 passed, 0 failed, 1 skipped" in ended.output) == (2, True)
+    assert ended.errors == f"omni-ws test: error: [Errno 2] No such file or directory: '{report}'\n"
+
+
 def test_a_model_that_was_not_fetched_is_refused_by_name(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
