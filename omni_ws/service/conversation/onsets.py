@@ -485,7 +485,7 @@ class SpokenTurns:
         return turns is not None and turns.interrupt_resume and self._conversation.engine.capabilities.transcripts
 
     def _has_asked(self) -> bool:
-        """Return whether the user has last heard a question from the answer that plays."""
+        """Return whether the last sentence that the user has heard of the playing answer is a question."""
         ledger, now = self._conversation.ledger, self._now()
         answer = ledger.at_play(now)
         return answer is not None and has_asked(ledger, answer, now)

@@ -107,7 +107,7 @@ class Gate:
     """
 
     def admit(self, message: ServerMessage) -> int:
-        """Note a message that enters the log. Returns its ticket, with which ``OutputLog.open`` is called later.
+        """Note a message that enters the log. Returns its ticket, a number for the later call of ``OutputLog.open``.
 
         Tickets never decrease. With ticket 0 the message waits only for the messages before it.
         """
@@ -212,11 +212,11 @@ class OutputLog:
     acknowledges them. The oldest are dropped when there is no room, as are all beyond FAIR_SHARE_BYTES while the server
     holds more than half of its budget. ``rewind`` queues kept messages again, for a client that did not receive them.
 
-    *Stored.* With ``stored``, a budget that they are charged to, messages that were taken are kept for any number of
-    readers, each at a position of its own. Old ones are not dropped for new ones: ``take`` raises if there are too
-    many.
+    *Stored.* With ``stored``, messages that were taken are charged to this budget, and kept for any number of readers,
+    each at a position of its own. Old ones are not dropped for new ones: ``take`` raises if there are too many.
 
-    *Gated.* With a ``gate``, a message can be taken only once ``open`` was called with its ticket.
+    *Gated.* With a ``gate``, each message gets a number (ticket) from ``Gate.admit``, and can be taken only once
+    ``open`` was called with this number or a higher one.
     """
 
     # Here, since most logs have none. An empty deque takes 760 bytes, of which thousands of idle sessions have no use.

@@ -589,7 +589,7 @@ class Request:
         self.unknown_audio += tuple(numbers)
 
     def take_unknown(self) -> int:
-        """Remove and return the next of the numbers noted by ``await_unknown``."""
+        """Remove and return the first of the output numbers that ``await_unknown`` has noted."""
         number, *rest = self.unknown_audio
         self.unknown_audio = tuple(rest)
         return number
@@ -809,7 +809,7 @@ class Request:
 
     @property
     def asks(self) -> bool:
-        """Whether the user has last heard a question from the answer."""
+        """Whether the last sentence that the user has heard of the answer is a question."""
         return has_asked(self.ledger, self.entry, self.timeline.now())
 
     @property

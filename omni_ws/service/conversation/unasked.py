@@ -71,7 +71,7 @@ class Unasked:
         self._acknowledged_sec = seconds
 
     def note_news(self) -> None:
-        """Note that there is news to tell or to know: a filler for async tools alone is not said any more."""
+        """Note that there is news to tell or to know. If only async tools work, their filler is no longer said."""
         if self._one_filler:
             self._remarks.stop_fillers()
 
@@ -714,9 +714,9 @@ class Tellings:
         self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
-        """Note that an answer has ended. Returns its calls to async tools, which work from now on.
+        """Note that an answer has ended. Returns its calls to async tools, which the client's tools now work on.
 
-        The history gets WORKING as their results.
+        The history gets WORKING as the result of each call.
         """
         found = [one for one in async_calls(request) if one.is_whole and not self._results.withdrew(one.id)]
         for call in found:

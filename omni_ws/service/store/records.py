@@ -197,7 +197,7 @@ class StoreBackend(Protocol):
     async def erase(self, session_id: str) -> bool:
         """Delete a record, whoever holds it, and raise its fence number. Returns whether there was one.
 
-        The holder learns of it from its next ``beat``.
+        The next ``beat`` of the record's holder returns the id.
         """
 
     async def beat(self, holder: str) -> Sequence[str]:

@@ -149,7 +149,7 @@ class _Queued:
         return size
 
     def part(self, end: StoreEnd | None) -> None:
-        """Set what happens to the record at the end of the commit."""
+        """Set whether the commit ends by releasing the record (``RELEASE``), deleting it, or neither (None)."""
         self.end = end
 
     def settle(self, *, lost: bool = False) -> None:
