@@ -80,7 +80,7 @@ class HeldAnswer:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Let the answer go on although the turn may still turn out to have words, which then cancel it."""
+        """Let the answer go on, although words may still be recognised in the turn, which then cancel the answer."""
         self.resumed = True
         self._resume()
 
@@ -125,10 +125,7 @@ class HeldAnswer:
             self._go_on()
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
-        """Return whether the turn may still turn out to be a backchannel.
-
-        Keeps the transcript if so and it is settled.
-        """
+        """Return whether the turn may still be a backchannel; if so, keep a settled ``transcript``."""
         said = self._said(transcript.text)
         if not said.strip() or (transcript.interim and not sure_words(said, self.by.language_of(transcript))):
             return True

@@ -136,7 +136,7 @@ class Onset:
         self._wait: asyncio.TimerHandle | None = None
 
     def opens(self, request: Request) -> None:
-        """Note that ``request`` has opened aside for this onset."""
+        """Note that ``request``, which is *aside*, has opened for this onset."""
         self.request = request
         request.is_aside(self)
 
@@ -340,8 +340,8 @@ class _Speech:
 class SpokenTurns:
     """Receives what the TurnListener of ``conversation`` detects, and tells the client of it.
 
-    An uncertain onset opens a request aside (``sets_aside``). ``_decide`` turns it into a request that interrupts, or
-    withdraws it.
+    An uncertain onset opens a request that is *aside* (``sets_aside``): the engine recognises its speech, but the
+    client is not told of it. ``_decide`` turns the request into one that interrupts, or withdraws it.
     """
 
     def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:

@@ -737,7 +737,7 @@ class RequestQueue:
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """Wait for the end of input that the engine does not use: the final states its size."""
+        """Wait until the input has ended, although the engine does not use the rest: the final has the input's size."""
         request.await_rest_of_input()
         self._progressed()
         await request.input_ended.wait()

@@ -400,7 +400,7 @@ class Murmurs:
         self._forget()
 
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
-        """Say a murmur in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time for one.
+        """Say a murmur ("mm-hm") in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if one is due.
 
         This is decided once the listener has applied the rest of its audio, in which the speaker may go on.
         """
@@ -496,7 +496,10 @@ class Murmurs:
 
 
 def _wanted(config: SessionConfig) -> bool:
-    """Whether a configuration asks for murmurs. Not if the server removes its echo: theirs would stay in the input."""
+    """Whether a configuration asks for murmurs and allows them.
+
+    They are not allowed if the server removes its own echo, since the echo of murmurs would stay in the input.
+    """
     turns = config.turn_detection
     return (
         turns is not None and turns.backchannel and "audio" in config.modalities and config.input_audio.echo != "server"
@@ -510,7 +513,7 @@ def _raw_format(config: SessionConfig) -> AudioFormat:
 
 
 class _Collected:
-    """An OutputWriter that collects the audio of a murmur."""
+    """An OutputWriter that collects the audio of a murmur ("mm-hm")."""
 
     full = False
 
@@ -714,7 +717,7 @@ class Tellings:
         self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
-        """Note that an answer has ended. Returns its calls to async tools, which the client's tools now work on.
+        """Note that an answer has ended. Returns its calls to async tools, whose results are awaited from now on.
 
         The history gets WORKING as the result of each call.
         """

@@ -447,7 +447,7 @@ class SpokenText:
         self._pieces.append(text)
 
     def pronounce(self, words: Sequence[Word]) -> None:
-        """Add words with their times in the audio, without those added before: a held answer is sent again."""
+        """Add words with their times in the audio. Ignores those added before, as when a held answer is sent again."""
         self._timed = self._timed or bool(words)
         last_ms = self._words[-1].end_ms if self._words else self._heard_ms
         self._words.extend(word for word in words if word.end_ms > last_ms)
