@@ -297,7 +297,7 @@ class McpLink:
     async def _guarded(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Await ``work`` with a time-out, and raise its errors as McpFailure. Most errors also close the connection.
 
-        An error of the tool and a time-out of a call on an open connection leave it open.
+        An error of the tool and a time-out of a call leave an open connection open.
         """
         from mcp import MCPError
 
@@ -828,7 +828,7 @@ class ToolServers:
     def make(self, request_id: str, calls: Sequence[ToolCall]) -> None:
         """Begin those calls of an ended answer that are calls of MCP tools; calls that need approval wait for it.
 
-        Beyond MAX_CALLS in one turn, calls fail at once; after MAX_REFUSED_ROUNDS of such answers they are dropped.
+        Beyond MAX_CALLS in one turn, calls fail immediately; after MAX_REFUSED_ROUNDS such answers, they are dropped.
         """
         ours = [(call, *offered) for call in calls if (offered := self.find(call.name)) is not None]
         if not ours or self._closed:

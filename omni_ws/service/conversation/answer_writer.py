@@ -548,7 +548,7 @@ class AnswerWriter:
 
 
 def _deaf(request: Request) -> bool:
-    """Return whether speech recognition failed for a request, which the engine answers without its words."""
+    """Return whether speech recognition failed for a request, so that the engine answers without the speech."""
     return any(warning.param == "asr" for warning in request.warnings)
 
 

@@ -362,7 +362,7 @@ class SpokenTurns:
     def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         """Tell the client that speech has begun.
 
-        ``is_input``: it joins the open request, or opens one with its next event.
+        ``is_input``: the speech joins the open request, or opens one with its next event.
         """
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
@@ -373,7 +373,7 @@ class SpokenTurns:
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Tell the client that the speech that began last has ended; of an uncertain onset, once it is confirmed."""
+        """Tell the client that the latest speech has ended; if its onset is uncertain, once that is confirmed."""
         if self.onset is not None:
             self.onset.ends(audio_ms)
             return

@@ -101,7 +101,7 @@ NOBODY: Final = Attachment()
 
 
 class Gate:
-    """Decides when messages may leave the log. The keeper of a session that is kept in a store is one.
+    """Decides when messages may leave the log. The keepers of sessions in a store implement it.
 
     A message must be settled in the store before the client gets it.
     """
@@ -752,7 +752,7 @@ class RequestWarning(Struct, frozen=True):
 
 
 class InputHeard(Struct, frozen=True):
-    """Says that all input before a mark was judged, and what follows from it was sent: see ``TurnListener.mark``."""
+    """A message: all input before a mark was judged, and its events were sent; see ``TurnListener.mark``."""
 
 
 ServerMessage: TypeAlias = (

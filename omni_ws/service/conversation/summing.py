@@ -275,7 +275,7 @@ def selected(items: Iterable[HistoryItem]) -> str:
 def _noted(sentence: str, answered: str) -> str:
     """Return a line that quotes the user's ``sentence``; "" if it is not worth a note.
 
-    ``answered`` is the assistant's question that the sentence may answer, which a short answer is quoted with.
+    ``answered`` is the assistant's question that the sentence may answer; a short answer is quoted with the question.
     """
     answers = bool(answered) and 0 < estimate_tokens(says(sentence)) <= _BRIEF
     answers = answers and not asks(sentence) and not remarks(sentence)

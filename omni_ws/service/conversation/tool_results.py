@@ -128,7 +128,7 @@ class ToolResults:
         return True
 
     def take_late(self, chunk: InputChunk) -> bool:
-        """If the result is that of an async tool, have it told, unless the call has a result already, or was withdrawn.
+        """If the result is that of an async tool, queue it as a telling, unless its call has one or was withdrawn.
 
         Returns False if the tool is not async. Raises EngineOverloaded; InvalidValue if the result is not UTF-8.
         """
@@ -218,7 +218,7 @@ class ToolResults:
     def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
         """Note that a result has joined an input. Returns whether the input is now complete.
 
-        It is if it has only results, and every call of the same answer has one.
+        An input is complete if it has only results, and every call of the same answer has its result.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None

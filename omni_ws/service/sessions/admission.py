@@ -143,7 +143,7 @@ InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that may have had no content from its client: then admission may evict it. Compared by identity."""
+    """A session that admission may evict while it has had no content from its client. Compared by identity."""
 
     @property
     def has_content(self) -> bool:

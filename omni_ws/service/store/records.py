@@ -207,7 +207,7 @@ class StoreBackend(Protocol):
         """Delete the heartbeat of a process: others may take the records that it holds."""
 
     async def probe(self) -> None:
-        """Check that the store works: write as much as a record of some size has, and delete it."""
+        """Check that the store works: write data of the size of a usual record, and delete it."""
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
         """Delete records older than ``max_age_sec``, then the oldest until the rest fits ``max_bytes``.

@@ -223,7 +223,7 @@ class ConversationItems:
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
 
-        Without a transcript, its input stays what it was.
+        Without a transcript, the input of the item is unchanged.
         """
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
