@@ -1036,7 +1036,7 @@ class InputFlow:
             self.renew_credit()
 
     def renew_credit(self) -> None:
-        """Have the input acknowledged if its credit suffices for a whole chunk again and the client knows of less."""
+        """Have the input acknowledged if there is credit for a whole chunk again, and less was told to the client."""
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()

@@ -550,7 +550,7 @@ _Words: TypeAlias = tuple[str, ...]
 
 
 class Verdict(Enum):
-    """What speech over an answer turned out to be."""
+    """The verdict on speech over an answer."""
 
     #: It invites the speaker to go on, or has no meaning.
     BACKCHANNEL = "backchannel"

@@ -1,4 +1,4 @@
-"""What a server says unasked: news, that a tool still works, whether the user is still there, and "mm-hm" in pauses."""
+"""Remarks of the server: news, fillers while a tool runs, a question after long silence, and "mm-hm" in pauses."""
 
 from __future__ import annotations
 

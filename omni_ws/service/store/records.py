@@ -60,7 +60,7 @@ GONE: Final = "gone"
 
 
 class StoreEnd(enum.Enum):
-    """What a process does with a record when it is done with it: deletes it, or leaves it for others."""
+    """The way in which a process gives a record up: deletes the record, or releases it for others."""
 
     DELETE = "delete"
     RELEASE = "release"
