@@ -25,7 +25,7 @@ class SpokenWord(NamedTuple):
 
 
 class PronouncedWord(NamedTuple):
-    """A word as espeak-ng pronounces it: the index of its begin in the text, and its phonemes in IPA, one per item."""
+    """A word as espeak-ng pronounces it: the index in the text at which the word begins, and its phonemes in IPA."""
 
     position: int
     phonemes: list[str]

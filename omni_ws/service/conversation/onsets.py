@@ -706,7 +706,7 @@ def _words(text: str) -> _Words:
 
 
 def _list_of(language: str) -> _ShortWords:
-    """Return the phrases of a language, whose name is as clients write it: "en", "pt-BR"."""
+    """Return the phrases of ``language``, a tag as clients write it: "en", "pt-BR"."""
     plain = re.split("[-_]", language.lower(), maxsplit=1)[0]
     return _read(plain if plain in LANGUAGES else "any")
 

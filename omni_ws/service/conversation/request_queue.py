@@ -251,9 +251,9 @@ class RequestQueue:
         self._wake.set()
 
     def announce_remark(self, request: Request, remark: Remark) -> None:
-        """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
+        """Make a newly opened request a remark, start it, and announce it, even if it is refused afterwards.
 
-        From its ``response_started`` a client knows that the answer belongs to none of its own requests.
+        By its ``response_started`` a client knows that the remark is the answer to none of its own requests.
         """
         started = request.say_unasked(remark)
         self._outbox.put_nowait(started_frame(request))

@@ -56,7 +56,7 @@ _LATIN: Final = "\u024f"
 
 
 def is_readable(message: Message) -> bool:
-    """Whether the rules know the language of a message: the one that was heard; for typed text, its script is Latin."""
+    """Whether the rules can read a message: they know the heard language, or typed text is mostly in Latin script."""
     if message.language is not None:
         return message.language in LANGUAGES
     letters: list[str] = _LETTER.findall(message.text[:_LONGEST])

@@ -374,7 +374,7 @@ class SessionStore:
         return lease
 
     async def peek(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record, who holds it, and for how long its client is away.
+        """Return the clear part of a record, who holds the record, and for how long its client has been away.
 
         Check that before ``take``. Returns None if there is no record, or none that this process can read. Raises
         StoreError if the store does not answer.
