@@ -295,7 +295,7 @@ class TurnDetector:
         self._answered = probability
 
     def words_told(self) -> SpeechOffset | None:
-        """Return the end of the turn if words that the recogniser has reported since the last window end it; else None."""
+        """Return the end of the turn if words that were reported since the last window end it; None if it goes on."""
         if not self.silent_windows or self.silent_windows < self._needed_windows():
             return None
         return self._ended()

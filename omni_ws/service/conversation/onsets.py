@@ -616,7 +616,7 @@ def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, afte
 def _is_misspelled(readings: Sequence[str], language: str) -> bool:
     """Return whether a reading is an acknowledgement ("Got it", not "God it"), and no reading interrupts.
 
-    False if any reading has more than MOST_WORDS words: a short reading then lacks some of them.
+    False if any reading has more than MOST_WORDS words: the short readings have then left words out.
     """
     if any(len(_words(reading)) > MOST_WORDS for reading in readings):
         return False

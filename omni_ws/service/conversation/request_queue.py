@@ -88,7 +88,7 @@ class RequestQueue:
 
     An error is sent before the final of its request. If the error ends the session, ``run`` raises it after that final.
 
-    ``patience`` is how many seconds the words of a cut turn are waited for. ``progressed`` is called when the engine
+    ``patience`` is the longest wait for the words of a cut turn, in seconds. ``progressed`` is called when the engine
     has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of a
     request is in the output log, and the request has left the queue; ``released`` when nothing works on the request any
     more, which may be long after. None of the three may raise.
