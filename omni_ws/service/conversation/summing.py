@@ -286,7 +286,7 @@ def _noted(sentence: str, answered: str) -> str:
 
 
 def lightened(notes: str, size: Sizes) -> str:
-    """Return the notes cut to ``size``: the oldest topics go first, then the lines of least weight, oldest first."""
+    """Return the notes cut to ``size``: without the oldest topics, then without the lines of least weight."""
     topics = _newest(_topics(notes), size.notes // 4)
     facts = _facts(notes)
     excess = _words(facts) + _words(topics) - size.notes
@@ -382,7 +382,7 @@ def _topics(notes: str) -> list[str]:
 
 
 def _newest(topics: Sequence[str], most: int) -> list[str]:
-    """Return the line of the newest topics, with at most ``most`` words, as a list; empty if there is no topic."""
+    """Return a list with one line, which names the newest topics in at most ``most`` words; [] if there is no topic."""
     newest: list[str] = []
     for topic in reversed(list(dict.fromkeys(topics))):
         if estimate_tokens(" ".join((topic, *newest))) > most:

@@ -232,7 +232,7 @@ class SqliteBackend:
         return await asyncio.wrap_future(self._thread.submit(self._mapped, call, *arguments))
 
     def _mapped(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return the result of ``call``. Raises StoreError, and then closes the database, unless the disk is full."""
+        """Return the result of ``call``. Raises StoreError if it fails; any failure but a full disk closes the file."""
         try:
             return call(*arguments)
         except (sqlite3.Error, OSError) as error:

@@ -699,7 +699,7 @@ class CallMicrophone:
         getattr(receiver, _DECODER_QUEUE).put(None)
 
     def add(self, packet: Any) -> tuple[bool, None]:
-        """Receive a packet of the track: aiortc calls this as its jitter buffer. Returns "no frame is complete"."""
+        """Receive a packet of the track: aiortc calls this as its jitter buffer. Returns (False, None): no frame."""
         if not self._closed:
             now = self._loop.time()
             # A packet of padding alone, with which senders measure the network, has a number like all others.
