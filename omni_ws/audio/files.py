@@ -499,7 +499,7 @@ _HEADS_IN_FLAC: Final = re.compile(
 
 
 class FlacWalker(Walker):
-    """Walks through FLAC: metadata, then frames without a length. A file's head after a whole frame ends the file."""
+    """Walks through FLAC: metadata, then frames without a length. The file ends where the head of another follows."""
 
     def __init__(self) -> None:
         self._begun = False

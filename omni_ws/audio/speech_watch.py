@@ -295,7 +295,7 @@ class TurnDetector:
         self._answered = probability
 
     def words_told(self) -> SpeechOffset | None:
-        """Return the end of the turn if words that the recogniser reported since the last window end it, or None."""
+        """Return the end of the turn if words that were reported since the last window end it; None if it goes on."""
         if not self.silent_windows or self.silent_windows < self._needed_windows():
             return None
         return self._ended()
@@ -569,7 +569,7 @@ class SpeechWatch:
         return self._watched(self._samples * 1000 / SAMPLE_RATE, NO_SAMPLES)
 
     def words_told(self) -> Watched | None:
-        """Return the end of the turn if words that were reported end it, or None.
+        """Return the end of the turn if the recogniser's new words end it; None if the turn goes on.
 
         No worker thread may use this SpeechWatch meanwhile.
         """

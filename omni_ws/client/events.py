@@ -570,9 +570,9 @@ class AnswerBuilder:
 class AnswerCollector:
     """Assembles the answers of a session, each from the events of its own request.
 
-    Things that the server says unasked between the answers, while a tool works or after a long silence, are left out. A
-    late transcript is added to its answer, unless that was taken. Of more than MAX_ANSWERS_KEPT answers, the oldest are
-    dropped.
+    Things that the server says unasked between the answers, while a tool runs or after a long silence, are left out. A
+    late transcript is added to its answer, unless ``take`` has returned that answer. Of more than MAX_ANSWERS_KEPT
+    answers, the oldest are dropped.
     """
 
     def __init__(self) -> None:

@@ -402,7 +402,10 @@ class OutgoingInput:
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """Remove a refused chunk, whose number stays used. Return whether its request gets no Final as things are."""
+        """Remove a refused chunk, whose number stays used.
+
+        Returns whether its request gets no Final unless the application acts (``ErrorEvent.blocks_request``).
+        """
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -605,7 +608,7 @@ def _fail_all(waiting: Iterable[asyncio.Future[Any]], error: Exception) -> None:
 class IncomingFrames:
     """The receiving half of a session: converts its messages to events.
 
-    What the server reports about the session's input is passed on to ``outgoing``.
+    The server's reports about the session's input are passed on to ``outgoing``.
     """
 
     def __init__(

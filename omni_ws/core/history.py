@@ -387,9 +387,9 @@ class HistoryItems:
     """The items of a conversation, in the order in which their requests opened.
 
     ``messages`` returns the latest messages, up to ``max_tokens`` by ``estimate_tokens``; the engine, which counts in
-    its own tokens, may drop more. The oldest messages go in steps of a quarter of ``max_tokens``: engines reuse what
-    they computed for a prompt with the same beginning, and a beginning that moved with every request would never be the
-    same.
+    its own tokens, may drop more. The oldest messages are left out in steps of a quarter of ``max_tokens``: engines
+    reuse what they computed for a prompt with the same beginning, and a beginning that moved with every request would
+    never be the same.
 
     The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in the items that ``messages`` returns:
     older items have ``WORDS_UNKNOWN`` in place of their speech.
@@ -515,7 +515,7 @@ class HistoryItems:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether the oldest messages may go in steps: false for a stride of 0, see ``keep_within``."""
+        """Whether the oldest messages may be left out in steps: false for a stride of 0, see ``keep_within``."""
         return self._stride > 0
 
     def older(self, *, behind: int, keep: int, most: int) -> tuple[HistoryItem, ...]:
@@ -587,10 +587,10 @@ class HistoryItems:
             self._notes = self._notes[:-1]
 
     def keep_within(self, max_tokens: int, *, stride: float = STRIDE) -> None:
-        """Set the limit ``max_tokens`` of what a request sees, and the step by which the oldest messages go.
+        """Set the limit ``max_tokens`` of what a request sees, and the step by which the oldest messages are left out.
 
-        ``stride`` is the step as a share of ``max_tokens``. With 0, only as many messages go as have to, one by one; an
-        owner that wants none to go has to refuse requests once ``is_cut`` is true.
+        ``stride`` is the step as a share of ``max_tokens``. With 0, only as many messages are left out as necessary,
+        one by one; an owner that wants none left out has to refuse requests once ``is_cut`` is true.
         """
         if (max_tokens, stride) != (self.max_tokens, self._stride):
             self.max_tokens, self._stride = max_tokens, stride

@@ -201,7 +201,7 @@ class Ledger:
     def late_transcript(self, request_id: str, text: str) -> bool:
         """Add a transcript that arrives after the final of its request. Return whether the history has it now.
 
-        It has not if the request is not over, is forgotten, or has no input in the history.
+        The history lacks it if the request is not over, is forgotten, or has no input in the history.
         """
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
@@ -340,7 +340,10 @@ class Ledger:
         return start_ms - position + before
 
     def keep_sound(self, wanted: bool) -> None:
-        """Set whether audio that is sent from now on is kept for the echo canceller; the memory of both is charged."""
+        """Set whether audio that is sent from now on is kept for the echo canceller.
+
+        The memory of the audio and of the canceller is charged.
+        """
         if wanted and self.sound is None and not self._closed:
             self.sound = SentSound(self._budget)
         elif not wanted and self.sound is not None:
@@ -566,7 +569,8 @@ class Ledger:
     ) -> tuple[Message, ...]:
         """Return the messages that a request sees. ``answering`` are the calls whose results are in its input.
 
-        It also sees the heard part of ``held``, a held answer. Playback reports no longer correct the cuts made so far.
+        The request also sees the heard part of ``held``, a held answer. From now on, playback reports do not correct
+        earlier cuts.
         """
         for entry in self._entries.values():
             entry.settle_cut()

@@ -131,7 +131,7 @@ class Unheard(msgspec.Struct):
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
-    """One request and its answer. It is changed by the ledger and by what writes the answer, by its methods only."""
+    """One request and its answer. Changed only by its methods, which the ledger and the writer of the answer call."""
 
     request_id: str
     #: Whether the answer is to be spoken, and whether its text is sent.
@@ -354,7 +354,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         self.unheard = unheard and self.speaks and not self.sent_ms
 
     def settle_cut(self) -> None:
-        """Fix the cut, since a request reads the history: no later report moves it."""
+        """Fix where the answer was cut, since a request reads the history: no later playback report moves the place."""
         self.read = self.read or self.cut_ms is not None
 
     def withdraw(self, chunks: Sequence[OutputChunk]) -> None:

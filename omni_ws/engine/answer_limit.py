@@ -401,7 +401,7 @@ class SameAnswer(OutputFilter):
             self._out.write(ToolCallOutput(rest, output.choice))
 
     def _behind(self, output: AudioOutput) -> None:
-        """Pass on the audio after ``_drop_ms``, and the words whose middle is after it; their times count from it."""
+        """Pass on the audio after ``_drop_ms``, and the words whose middle is later, with times counted from there."""
         begin_ms = self._dropped_ms
         self._dropped_ms += len(output.samples) * 1000 / output.sample_rate
         words = tuple(

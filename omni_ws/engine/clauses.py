@@ -396,9 +396,9 @@ class ClauseSplitter:
         return not _is_abbreviation(_word_before(self._waiting, marks), self._abbreviations)
 
     def _next_ending(self) -> tuple[int, int, str] | None:
-        """Return start, end (after closing quotes) and kind of the next run of marks, or None.
+        """Return start, end (after closing quotes) and kind of the next punctuation, one mark or several in a row.
 
-        None: there are no more marks, or more of them may follow. The kinds are the groups of ``_MARK``.
+        Returns None if there is none, or if further marks may follow. The kinds are the groups of ``_MARK``.
         """
         text = self._waiting
         while True:

@@ -34,7 +34,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """Have ``cores`` return an equal share of the machine's cores: this is one of ``processes`` processes that work."""
+    """Have ``cores`` return an equal share of the machine's cores, which ``processes`` worker processes share."""
     global _processes
     _processes = processes
 

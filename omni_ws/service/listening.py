@@ -480,9 +480,9 @@ class AudioRing:
         return dropped
 
     def cut(self) -> int:
-        """Discard an incomplete frame at the end, so that the next chunk begins a whole one.
+        """Discard an incomplete frame at the end, so that the next chunk begins a new frame.
 
-        Returns how many bytes were removed; less than the incomplete frame if its beginning was taken before.
+        Returns how many bytes were removed: fewer than the incomplete frame has if its beginning was taken before.
         """
         incomplete = self._end % self._frame_bytes
         removed = 0

@@ -71,9 +71,10 @@ async def _check(data: bytes) -> None:
 class BoundedBody:
     """The body of a response, bounded in bytes and time; iterating it yields checked pieces.
 
-    ``events``: it is a stream of events. ``ends_at`` is a time of the loop's clock; None for a stream that lasts as
-    long as the session, of which not the size but the rate is bounded. At ``ends_at`` nobody waits for the response to
-    a POST (``posted``) any more: its body just ends, as an error would end the connection, and with it other calls.
+    ``events``: the body is a stream of events. ``ends_at`` is a time of the loop's clock; None for a stream that lasts
+    as long as the session, of which not the size but the rate is bounded. At ``ends_at`` nobody waits for the response
+    to a POST (``posted``) any more. Its body then ends without an error, because an error would close the connection,
+    on which other calls run.
 
     Raises httpx2.ReadTimeout for any other body at ``ends_at``, and httpx2.ReadError for a body that is too long or
     has too many JSON values.
@@ -296,7 +297,7 @@ class McpLink:
     async def _guarded(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Await ``work`` with a time-out, and raise its errors as McpFailure. Most errors also close the connection.
 
-        An error of the tool and a time-out of a call on an open connection leave it open.
+        An error of the tool and a time-out of a call leave an open connection open.
         """
         from mcp import MCPError
 
@@ -423,8 +424,8 @@ def _plain_session(*streams: Any) -> ClientSession:
 def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
     """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses.
 
-    The response to a POST ends when nobody waits for it any more: an error would end the connection, and with it other
-    calls.
+    The response to a POST ends when nobody waits for it any more, without an error, which would close the connection,
+    on which other calls run.
     """
     import httpx2
 
@@ -827,7 +828,7 @@ class ToolServers:
     def make(self, request_id: str, calls: Sequence[ToolCall]) -> None:
         """Begin those calls of an ended answer that are calls of MCP tools; calls that need approval wait for it.
 
-        Beyond MAX_CALLS in one turn, calls fail at once; after MAX_REFUSED_ROUNDS of such answers they are dropped.
+        Beyond MAX_CALLS in one turn, calls fail immediately; after MAX_REFUSED_ROUNDS such answers, they are dropped.
         """
         ours = [(call, *offered) for call in calls if (offered := self.find(call.name)) is not None]
         if not ours or self._closed:

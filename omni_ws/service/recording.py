@@ -567,7 +567,7 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """``owns`` returns whether this process manages the file of a name, if several processes share the folder."""
+        """``owns`` returns whether this process manages a file, given its name: several may share the folder."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes

@@ -350,7 +350,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
     gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
     it buffers at most 64 KiB of a message that is not being read. The interceptor therefore limits how many messages
     are read simultaneously: as many as fit into ``budget`` if each has ``max_message_bytes``. Half of these places are
-    for prompt messages: a call waits for such a place, and leaves it after at most ``PROMPT_SEC``. The other half are
+    for fast messages: a call waits for such a place, and leaves it after at most ``PROMPT_SEC``. The other half are
     for messages that take longer, each for up to ``timeout_sec``; if none of them is free, the slow message is refused.
 
     Calls of other services, such as health checks, need no key. Their messages time out after ``KEYLESS_SEC``.

@@ -47,7 +47,7 @@ class DataChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ) = None
 
     def check(self) -> None:
-        """Raise InvalidValue for a selector that lacks a ``response_event``, or must not have one."""
+        """Raise InvalidValue for an event selector that lacks a ``response_event``, or must not have one."""
         for selector in self._selectors or ():
             if (selector.type == _RESPONSE_EVENT) is (selector.response_event is None):
                 place = "session.client.data_channel.allowed_server_events"

@@ -344,7 +344,10 @@ class ListenerSlots:
             raise
 
     def _admit(self, holder: str | None) -> None:
-        """Give a slot to the request that has waited longest, and to all waiting requests of its ``holder``."""
+        """Give a slot to the request that has waited longest, shared with all waiting requests of its ``holder``.
+
+        ``holder`` is None for a request that shares no slot.
+        """
         first = self._waiting.popleft()
         others = [one for one in self._waiting if holder is not None and one[0] == holder]
         for waiter in (first, *others):

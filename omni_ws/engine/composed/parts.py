@@ -122,10 +122,10 @@ def asked_of(
     output: OutputModality,
     guesses: bool = False,
 ) -> GenerationRequest:
-    """Return the request to an ASR or TTS: ``request`` with the input ``source``, without what is for the LLM only.
+    """Return the request to an ASR or TTS: ``request`` with the input ``source``, without the LLM's own fields.
 
-    That is the history, the instructions, the tools and the sampling parameters. There is no lexicon either: the text
-    that a TTS gets is already in its spoken form. With ``guesses``, an ASR writes TranscriptGuesses.
+    These are the history, the instructions, the tools and the sampling parameters. The lexicon is left out, too: the
+    text that a TTS gets is already in its spoken form. With ``guesses``, an ASR writes TranscriptGuesses.
     """
     return replace(
         request,

@@ -772,7 +772,7 @@ def _noted(asked: Asked, slots: Slots) -> str | None:
 
 
 def _told(asked: Asked, slots: Slots) -> str | None:
-    """Return the latest value, from the user, of the fact that the user asks for; None if there is none."""
+    """Return the value, as the user last stated it, of the fact asked for ("What is my name?"); None if not stated."""
     facts = (fact for heard in reversed(asked.talk.heard) for fact in _facts(heard))
     return next((value for what, value in facts if what == (_what(slots) or slots["fact"])), None)
 

@@ -442,7 +442,7 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
-    """Return ``request`` for the model: with the default sampling parameters of ``settings``, and with its examples.
+    """Return ``request`` for the model: with the default sampling parameters and the examples of ``settings``.
 
     The examples are added only to a request that has the instructions of ``settings`` and no tools.
     """

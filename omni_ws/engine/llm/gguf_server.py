@@ -88,7 +88,7 @@ FromModel: TypeAlias = ModelServed | NotServed
 
 
 def main() -> None:
-    """Load the model of the Order, and serve it until the standard input ends."""
+    """Load the model that the server orders (``Order``), and serve it until the standard input ends."""
     _be_first_to_go()
     _let_others_first()
     # llama.cpp would listen on the port of this variable, which Google's containers set.

@@ -257,7 +257,7 @@ class Article(NamedTuple):
 
     @property
     def years(self) -> tuple[str, ...]:
-        """The years of birth and death, or of begin and end; a single year if the description has only one."""
+        """The years of birth and death, or of beginning and end; a single year if the description has only one."""
         found = (_LIFE if self.is_person else _YEARS).search(self.about)
         if found is None or (self.is_person and _IN_OFFICE.search(self.about)):
             return ()

@@ -527,7 +527,7 @@ def _each_once(found: Sequence[Understood]) -> Iterator[str]:
 
 
 def _in_play(asked: Asked) -> Iterator[str] | None:
-    """Return the next line of a riddle or joke that is under way, or the reply to an answer to our question."""
+    """Return the next line of a joke or riddle, or the reply to the user's answer to a question of the last answer."""
     if (following := _matcher().following(asked)) is not None:
         return following.sentences
     line = solved(asked)

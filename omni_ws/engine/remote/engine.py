@@ -541,8 +541,8 @@ class RemoteLlmEngine(OnUpstreams):
     """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
     The engine waits for the whole input, because a request cannot be extended after it was sent. If the history does
-    not fit into the model's context, the oldest turns are dropped. If another server began the answer, its text is the
-    last message, if all upstreams can continue one; otherwise, or if one refuses, the whole answer is made again.
+    not fit into the model's context, the oldest turns are dropped. An answer that another server has begun is
+    continued, with its text as the last message; if an upstream cannot do so, or refuses, the answer is made anew.
     """
 
     def __init__(self, settings: RemoteLlmSettings) -> None:

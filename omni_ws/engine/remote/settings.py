@@ -620,7 +620,7 @@ def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
     """Yield ``messages``, reordered so that each message with tool calls is directly followed by their results.
 
     Servers reject any other order, and would then reject every later request of the conversation. But users go on
-    talking while a tool works: a call whose result comes later is moved to just before the result, and a call without a
+    talking while a tool runs: a call whose result comes later is moved to just before the result, and a call without a
     result is dropped.
     """
     runs = [(of_tools, list(run)) for of_tools, run in groupby(messages, lambda message: message["role"] == "tool")]

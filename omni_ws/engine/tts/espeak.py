@@ -117,7 +117,7 @@ class Espeak:
         return words
 
     def _phonemes(self, text: str) -> list[list[str]]:
-        """Return the phonemes of each word of ``text``, as the voice pronounces them that was used last."""
+        """Return the phonemes of each word of ``text``, as the voice that was used last pronounces it."""
         encoded = ctypes.create_string_buffer(text.encode())
         rest, words = ctypes.c_void_p(ctypes.addressof(encoded)), list[list[str]]()
         while rest.value:

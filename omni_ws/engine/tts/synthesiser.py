@@ -25,7 +25,7 @@ class SpokenWord(NamedTuple):
 
 
 class PronouncedWord(NamedTuple):
-    """A word as espeak-ng pronounces it: the index of its begin in the text, and its phonemes in IPA, one per item."""
+    """A word as espeak-ng pronounces it: the index in the text at which the word begins, and its phonemes in IPA."""
 
     position: int
     phonemes: list[str]
@@ -108,7 +108,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoiceReady(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the worker. If ``facts`` is None, there is no voice because of ``reason``, and it ends."""
+    """The first message of the worker. ``facts`` is None if there is no voice: then the worker ends, for ``reason``."""
 
     facts: VoiceFacts | None
     reason: str = ""

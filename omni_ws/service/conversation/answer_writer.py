@@ -344,7 +344,7 @@ class AnswerWriter:
 
     @property
     def _wanted(self) -> bool:
-        """Whether outputs are still wanted: for the answer, even if held, or for the transcript of a cut request."""
+        """Whether outputs are still wanted: for an answer, even if held, or for the transcript after it was cut off."""
         return self._request.answering or self._request.silent or self._request.cut.made
 
     def _hear_on(self, output: EngineOutput) -> bool:
@@ -548,7 +548,7 @@ class AnswerWriter:
 
 
 def _deaf(request: Request) -> bool:
-    """Return whether speech recognition failed for a request, which the engine answers without its words."""
+    """Return whether speech recognition failed for a request, so that the engine answers without the speech."""
     return any(warning.param == "asr" for warning in request.warnings)
 
 

@@ -38,9 +38,8 @@ _SAME_MS: Final = 2.0
 class VoiceRestart:
     """Where a voice begins again: at character ``position`` of the text, about ``ms`` milliseconds into the audio.
 
-    The client has the first ``told`` words after that place. ``word`` is the word in which the audio that the client
-    has ends, and ``number`` its number after that place, from 0. ``word`` is None if no word times are known for that
-    audio.
+    The client has the first ``told`` words after ``position``. Its audio ends within ``word``, which is the word
+    ``number`` (from 0) after ``position``. ``word`` is None if no word times are known for that audio.
     """
 
     position: int = 0
@@ -90,10 +89,10 @@ def _sentence_start(text: str, begin: int, limit: int) -> int:
 class RestOfAnswer(OutputFilter):
     """An OutputFilter for an answer that another server has begun and that this engine continues.
 
-    Drops transcripts and words that the client has, by their number, and moves word times from the new audio to the
-    whole answer. ``begin_at`` is called once, before the first audio, with the position in the answer, in milliseconds,
-    at which the new audio begins. A word that the client lacks may come with audio that it has: AnswerWriter sends such
-    a word with the next audio.
+    Drops the first transcripts and the first words, as many as the client has, and moves word times from the new audio
+    to the whole answer. ``begin_at`` is called once, before the first audio, with the position in the answer, in
+    milliseconds, at which the new audio begins. A word that the client lacks may come with audio that the client has:
+    AnswerWriter sends such a word with the next audio.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class Configuration:
         return resolved
 
     def offer(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Do as ``apply`` does, but for a patch whose ``tools`` are functions alone, no MCP servers."""
+        """Merge a patch as ``apply`` does. Its ``tools`` may only be functions, not MCP servers."""
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
         self._charge(resolved, _memory(resolved, wanted))
@@ -429,7 +429,7 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
 
 def _for_echo(config: SessionConfig) -> dict[str, Any]:
-    """Return the fields that change if the server removes its echo: it keeps what it sent ahead, so that is limited.
+    """Return the fields that change if the server removes its echo: the lead is limited, as audio sent ahead is kept.
 
     Raises UnsupportedFormat if the output audio is compressed.
     """

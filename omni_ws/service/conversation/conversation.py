@@ -556,8 +556,8 @@ class Conversation:
     def watch_time(self) -> None:
         """Set the timer to the client's next time-out, if that may now be earlier and anything is attached.
 
-        Call it only where a time-out may become earlier. For one that becomes later, as with every frame, the timer
-        needs no change: it looks again when it fires.
+        Call it only where a time-out may become earlier. A time-out that becomes later, as with every frame, needs no
+        call: the timer checks it when it fires.
         """
         if self._attached is NOBODY or (when := self.get_timer()) is None:
             return
@@ -1026,7 +1026,7 @@ class InputFlow:
             self.renew_credit()
 
     def offer(self) -> None:
-        """Let the transport read on, if it waits for that."""
+        """Let the transport read the socket again, if it has paused."""
         if self._wanted:
             self._wanted = False
             if (listener := self._conversation.listener) is not None:
@@ -1036,7 +1036,7 @@ class InputFlow:
             self.renew_credit()
 
     def renew_credit(self) -> None:
-        """Have the input acknowledged if its credit suffices for a whole chunk again and the client knows of less."""
+        """Have the input acknowledged if there is credit for a whole chunk again, and less was told to the client."""
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()

@@ -1,4 +1,4 @@
-"""What speech that interrupts does to an answer: it holds the answer, or cuts it off.
+"""Answers that speech interrupts: they are held, or cut off.
 
 The turn of an answer that was cut off is still transcribed and remembered.
 """
@@ -80,12 +80,12 @@ class HeldAnswer:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Let the answer go on although the turn may still turn out to have words, which then cancel it."""
+        """Let the answer go on, although words may still be recognised in the turn, which then cancel the answer."""
         self.resumed = True
         self._resume()
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """Call ``look`` once all words are known of the user's message that the held answer answers.
+        """Call ``look`` once all words of the message that the held answer answers are known.
 
         The turn follows that message in the history, so that the engine may begin with the turn only then.
         """
@@ -125,10 +125,7 @@ class HeldAnswer:
             self._go_on()
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
-        """Return whether the turn may still turn out to be a backchannel.
-
-        Keeps the transcript if so and it is settled.
-        """
+        """Return whether the turn may still be a backchannel; if so, keep a settled ``transcript``."""
         said = self._said(transcript.text)
         if not said.strip() or (transcript.interim and not sure_words(said, self.by.language_of(transcript))):
             return True
@@ -177,7 +174,7 @@ MOST_WRITTEN_DOWN: Final = 16
 
 
 class Due(Enum):
-    """A step that is due for a cut turn."""
+    """A step that is due for a cut turn: a turn that is still transcribed although its answer was cut off."""
 
     #: Its transcription has taken too long: the words so far are taken as final.
     GIVE_UP = "give up"
@@ -218,8 +215,9 @@ class _CutTurn:
 
 
 class CutTurns:
-    """The cut turns of a session: decides when their finals and late transcripts are due.
+    """Decides when the finals and late transcripts of a session's cut turns are due.
 
+    A cut turn is one that is still transcribed although its answer was cut off.
     Finals, and words in the history, come in the order in which the requests opened. The final of an interrupted
     request waits for the words of its turn, for FINAL_WAITS_SEC at most. The final of a request that a client cancelled
     is due immediately, and so are all finals before it. Words that become known after the final are sent late; after

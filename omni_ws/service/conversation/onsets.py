@@ -136,7 +136,7 @@ class Onset:
         self._wait: asyncio.TimerHandle | None = None
 
     def opens(self, request: Request) -> None:
-        """Note that ``request`` has opened aside for this onset."""
+        """Note that ``request``, which is *aside*, has opened for this onset."""
         self.request = request
         request.is_aside(self)
 
@@ -340,8 +340,8 @@ class _Speech:
 class SpokenTurns:
     """Receives what the TurnListener of ``conversation`` detects, and tells the client of it.
 
-    An uncertain onset opens a request aside (``sets_aside``). ``_decide`` turns it into a request that interrupts, or
-    withdraws it.
+    An uncertain onset opens a request that is *aside* (``sets_aside``): the engine recognises its speech, but the
+    client is not told of it. ``_decide`` turns the request into one that interrupts, or withdraws it.
     """
 
     def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:
@@ -362,7 +362,7 @@ class SpokenTurns:
     def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         """Tell the client that speech has begun.
 
-        ``is_input``: it joins the open request, or opens one with its next event.
+        ``is_input``: the speech joins the open request, or opens one with its next event.
         """
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
@@ -373,7 +373,7 @@ class SpokenTurns:
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Tell the client that the speech that began last has ended; of an uncertain onset, once it is confirmed."""
+        """Tell the client that the latest speech has ended; if its onset is uncertain, once that is confirmed."""
         if self.onset is not None:
             self.onset.ends(audio_ms)
             return
@@ -485,7 +485,7 @@ class SpokenTurns:
         return turns is not None and turns.interrupt_resume and self._conversation.engine.capabilities.transcripts
 
     def _has_asked(self) -> bool:
-        """Return whether the user has last heard a question from the answer that plays."""
+        """Return whether the last sentence that the user has heard of the playing answer is a question."""
         ledger, now = self._conversation.ledger, self._now()
         answer = ledger.at_play(now)
         return answer is not None and has_asked(ledger, answer, now)
@@ -550,7 +550,7 @@ _Words: TypeAlias = tuple[str, ...]
 
 
 class Verdict(Enum):
-    """What speech over an answer turned out to be."""
+    """The verdict on speech over an answer."""
 
     #: It invites the speaker to go on, or has no meaning.
     BACKCHANNEL = "backchannel"
@@ -616,7 +616,7 @@ def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, afte
 def _is_misspelled(readings: Sequence[str], language: str) -> bool:
     """Return whether a reading is an acknowledgement ("Got it", not "God it"), and no reading interrupts.
 
-    False if any reading has more than MOST_WORDS words: a short reading then lacks some of them.
+    False if any reading has more than MOST_WORDS words: the short readings have then left words out.
     """
     if any(len(_words(reading)) > MOST_WORDS for reading in readings):
         return False
@@ -706,7 +706,7 @@ def _words(text: str) -> _Words:
 
 
 def _list_of(language: str) -> _ShortWords:
-    """Return the phrases of a language, whose name is as clients write it: "en", "pt-BR"."""
+    """Return the phrases of ``language``, a tag as clients write it: "en", "pt-BR"."""
     plain = re.split("[-_]", language.lower(), maxsplit=1)[0]
     return _read(plain if plain in LANGUAGES else "any")
 

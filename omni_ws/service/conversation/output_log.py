@@ -101,13 +101,13 @@ NOBODY: Final = Attachment()
 
 
 class Gate:
-    """Decides when messages may leave the log. The keeper of a session that is kept in a store is one.
+    """Decides when messages may leave the log. The keepers of sessions in a store implement it.
 
     A message must be settled in the store before the client gets it.
     """
 
     def admit(self, message: ServerMessage) -> int:
-        """Note a message that enters the log. Returns its ticket, with which ``OutputLog.open`` is called later.
+        """Note a message that enters the log. Returns its ticket, a number for the later call of ``OutputLog.open``.
 
         Tickets never decrease. With ticket 0 the message waits only for the messages before it.
         """
@@ -212,11 +212,11 @@ class OutputLog:
     acknowledges them. The oldest are dropped when there is no room, as are all beyond FAIR_SHARE_BYTES while the server
     holds more than half of its budget. ``rewind`` queues kept messages again, for a client that did not receive them.
 
-    *Stored.* With ``stored``, a budget that they are charged to, messages that were taken are kept for any number of
-    readers, each at a position of its own. Old ones are not dropped for new ones: ``take`` raises if there are too
-    many.
+    *Stored.* With ``stored``, messages that were taken are charged to this budget, and kept for any number of readers,
+    each at a position of its own. Old ones are not dropped for new ones: ``take`` raises if there are too many.
 
-    *Gated.* With a ``gate``, a message can be taken only once ``open`` was called with its ticket.
+    *Gated.* With a ``gate``, each message gets a number (ticket) from ``Gate.admit``, and can be taken only once
+    ``open`` was called with this number or a higher one.
     """
 
     # Here, since most logs have none. An empty deque takes 760 bytes, of which thousands of idle sessions have no use.
@@ -752,7 +752,7 @@ class RequestWarning(Struct, frozen=True):
 
 
 class InputHeard(Struct, frozen=True):
-    """Says that all input before a mark was judged, and what follows from it was sent: see ``TurnListener.mark``."""
+    """A message: all input before a mark was judged, and its events were sent; see ``TurnListener.mark``."""
 
 
 ServerMessage: TypeAlias = (

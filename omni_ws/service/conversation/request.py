@@ -559,10 +559,10 @@ class Request:
         self.context = context
 
     def see(self, history: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the history for the answer: ``history``, or the one that another server began the answer with.
+        """Return the history for the answer: ``history``, or the history with which another server began the answer.
 
-        If sessions are saved, the request keeps this history, as the conversation's may change while the answer is
-        made.
+        If sessions are saved, the request keeps the history that it sees, as that of the conversation may change while
+        the answer is made.
         """
         if self.given is None:
             return history
@@ -570,7 +570,7 @@ class Request:
         return self.seen
 
     def say_unasked(self, remark: Remark) -> GenerationStarted:
-        """Make a request that has just opened a remark of the server, start it, and return that event."""
+        """Turn a newly opened request into a remark of the server, start it, and return the start event."""
         self.remark, self.field_names = remark, remark.name_of
         started = GenerationStarted(remark.why, None, ())
         self.start(started)
@@ -589,7 +589,7 @@ class Request:
         self.unknown_audio += tuple(numbers)
 
     def take_unknown(self) -> int:
-        """Remove and return the next of the numbers noted by ``await_unknown``."""
+        """Remove and return the first of the output numbers that ``await_unknown`` has noted."""
         number, *rest = self.unknown_audio
         self.unknown_audio = tuple(rest)
         return number
@@ -809,7 +809,7 @@ class Request:
 
     @property
     def asks(self) -> bool:
-        """Whether the user has last heard a question from the answer."""
+        """Whether the last sentence that the user has heard of the answer is a question."""
         return has_asked(self.ledger, self.entry, self.timeline.now())
 
     @property

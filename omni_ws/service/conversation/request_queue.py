@@ -88,7 +88,7 @@ class RequestQueue:
 
     An error is sent before the final of its request. If the error ends the session, ``run`` raises it after that final.
 
-    ``patience`` is how many seconds the words of a cut turn are waited for. ``progressed`` is called when the engine
+    ``patience`` is the longest wait for the words of a cut turn, in seconds. ``progressed`` is called when the engine
     has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of a
     request is in the output log, and the request has left the queue; ``released`` when nothing works on the request any
     more, which may be long after. None of the three may raise.
@@ -251,9 +251,9 @@ class RequestQueue:
         self._wake.set()
 
     def announce_remark(self, request: Request, remark: Remark) -> None:
-        """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
+        """Make a newly opened request a remark, start it, and announce it, even if it is refused afterwards.
 
-        From its ``response_started`` a client knows that the answer belongs to none of its own requests.
+        By its ``response_started`` a client knows that the remark is the answer to none of its own requests.
         """
         started = request.say_unasked(remark)
         self._outbox.put_nowait(started_frame(request))
@@ -737,7 +737,7 @@ class RequestQueue:
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """Wait for the end of input that the engine does not use: the final states its size."""
+        """Wait until the input has ended, although the engine does not use the rest: the final has the input's size."""
         request.await_rest_of_input()
         self._progressed()
         await request.input_ended.wait()

@@ -56,7 +56,7 @@ _LATIN: Final = "\u024f"
 
 
 def is_readable(message: Message) -> bool:
-    """Whether the rules know the language of a message: the one that was heard; for typed text, its script is Latin."""
+    """Whether the rules can read a message: they know the heard language, or typed text is mostly in Latin script."""
     if message.language is not None:
         return message.language in LANGUAGES
     letters: list[str] = _LETTER.findall(message.text[:_LONGEST])
@@ -275,7 +275,7 @@ def selected(items: Iterable[HistoryItem]) -> str:
 def _noted(sentence: str, answered: str) -> str:
     """Return a line that quotes the user's ``sentence``; "" if it is not worth a note.
 
-    ``answered`` is the assistant's question that the sentence may answer, which a short answer is quoted with.
+    ``answered`` is the assistant's question that the sentence may answer; a short answer is quoted with the question.
     """
     answers = bool(answered) and 0 < estimate_tokens(says(sentence)) <= _BRIEF
     answers = answers and not asks(sentence) and not remarks(sentence)
@@ -286,7 +286,7 @@ def _noted(sentence: str, answered: str) -> str:
 
 
 def lightened(notes: str, size: Sizes) -> str:
-    """Return the notes cut to ``size``: the oldest topics go first, then the lines of least weight, oldest first."""
+    """Return the notes cut to ``size``: without the oldest topics, then without the lines of least weight."""
     topics = _newest(_topics(notes), size.notes // 4)
     facts = _facts(notes)
     excess = _words(facts) + _words(topics) - size.notes
@@ -382,7 +382,7 @@ def _topics(notes: str) -> list[str]:
 
 
 def _newest(topics: Sequence[str], most: int) -> list[str]:
-    """Return the line of the newest topics, with at most ``most`` words, as a list; empty if there is no topic."""
+    """Return a list with one line, which names the newest topics in at most ``most`` words; [] if there is no topic."""
     newest: list[str] = []
     for topic in reversed(list(dict.fromkeys(topics))):
         if estimate_tokens(" ".join((topic, *newest))) > most:

@@ -128,7 +128,7 @@ class ToolResults:
         return True
 
     def take_late(self, chunk: InputChunk) -> bool:
-        """If the result is that of an async tool, have it told, unless the call has a result already, or was withdrawn.
+        """If the result is that of an async tool, queue it as a telling, unless its call has one or was withdrawn.
 
         Returns False if the tool is not async. Raises EngineOverloaded; InvalidValue if the result is not UTF-8.
         """
@@ -160,9 +160,9 @@ class ToolResults:
         self._is_async, self._tell = is_async, tell
 
     def work(self, call_id: str) -> None:
-        """Note that an answer has ended with this call of an async tool, which works from now on.
+        """Note that an answer has ended with this call of an async tool: the result is awaited from now on.
 
-        A call whose result has come already works no more.
+        If the result has come already, nothing is awaited.
         """
         if call_id in self._early:
             del self._early[call_id]
@@ -170,7 +170,7 @@ class ToolResults:
         _note(self._working, call_id)
 
     def works(self, call_id: str) -> bool:
-        """Return whether this call is to an async tool that still works."""
+        """Return whether this call is to an async tool whose result is still awaited."""
         return call_id in self._working
 
     def withdrew(self, call_id: str) -> bool:
@@ -178,11 +178,14 @@ class ToolResults:
         return call_id in self._withdrawn
 
     def async_calls(self) -> tuple[list[str], list[str], list[str]]:
-        """Return the ids of calls that work, whose results came before the answer ended, and that were withdrawn."""
+        """Return the ids of three kinds of calls.
+
+        Calls whose results are awaited, those whose results came before the answer ended, and withdrawn ones.
+        """
         return [*self._working], [*self._early], [*self._withdrawn]
 
     def go_on(self, working: Iterable[str], early: Iterable[str], withdrawn: Iterable[str]) -> None:
-        """Restore what ``async_calls`` returned."""
+        """Restore the three lists that ``async_calls`` returned."""
         self._working, self._early = dict.fromkeys(working), dict.fromkeys(early)
         self._withdrawn = dict.fromkeys(withdrawn)
 
@@ -215,7 +218,7 @@ class ToolResults:
     def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
         """Note that a result has joined an input. Returns whether the input is now complete.
 
-        It is if it has only results, and every call of the same answer has one.
+        An input is complete if it has only results, and every call of the same answer has its result.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None

@@ -362,7 +362,10 @@ def _spells(words: list[str], lists: _Lists) -> bool:
 
 
 def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
-    """Return the words of a text. If the speaker spells, capitals are split into letters: "It's spelled SMI."."""
+    """Return the words of a text. If the speaker spells, capitals are split into letters: "It's spelled SMI.".
+
+    The speaker spells if the text says so, or if the assistant has asked for it (``asked``).
+    """
     words = _words(text)
     if not asked and lists.spelled.isdisjoint(words):
         return words
@@ -370,7 +373,10 @@ def _spelled_out(text: str, lists: _Lists, *, asked: bool) -> list[str]:
 
 
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
-    """Return whether a text ends in a row of digits or letters, so that more of them may follow."""
+    """Return whether a text ends in a row of digits or letters, so that more of them may follow.
+
+    ``asked``: the assistant has asked the user to dictate, so that fewer of them suffice.
+    """
     begin, signs = len(words), 0
     while begin > 1 and words[begin - 1] == _PLAIN:
         begin -= 1

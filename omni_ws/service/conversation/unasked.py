@@ -1,4 +1,4 @@
-"""What a server says unasked: news, that a tool still works, whether the user is still there, and "mm-hm" in pauses."""
+"""Remarks of the server: news, fillers while a tool runs, a question after long silence, and "mm-hm" in pauses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unasked:
-    """Everything a conversation says unasked: tells Remarks and Tellings what goes on, and says what they find due."""
+    """Says remarks unasked in a conversation: reports events to Remarks and Tellings, and says what they find due."""
 
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
@@ -71,7 +71,7 @@ class Unasked:
         self._acknowledged_sec = seconds
 
     def note_news(self) -> None:
-        """Note that there is news to tell or to know: a filler for async tools alone is not said any more."""
+        """Note that there is news to tell or to know. If only async tools work, their filler is no longer said."""
         if self._one_filler:
             self._remarks.stop_fillers()
 
@@ -120,7 +120,7 @@ class Unasked:
         self._conversation.limits.summaries.forget(self._conversation)
 
     def note_end(self, request: Request) -> None:
-        """Note that a request has its final. From now on its tools work, and fillers may be said.
+        """Note that a request has its final. From now on its tools run, and fillers may be said.
 
         Its calls of MCP tools are made, and its calls to async tools get WORKING as their result.
         """
@@ -213,9 +213,9 @@ class Unasked:
     def cancelled(self, request_id: str | None, named: Request | None, now: float) -> None:
         """Note a client's cancel before it takes effect.
 
-        ``named`` is the unfinished request that it cancels, None without one. If the cancel stops a filler, no more
-        fillers are said for the tools that work. If it stops an answer, or names one that has ended and was heard, the
-        results of that answer's calls are no longer wanted.
+        ``named`` is the unfinished request that the cancel names; None if it names none. If the cancel stops a filler,
+        no more fillers are said for the tools that are running. If it stops an answer, or names one that has ended and
+        was heard, the results of that answer's calls are no longer wanted.
         """
         conversation = self._conversation
         filler = self._filler if request_id in (None, self._filler) else None
@@ -259,9 +259,9 @@ def phrases() -> dict[str, _Phrases]:
 class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
-    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool works, a filler is said after a silence
-    of NEXT_FILLER_SEC; after one of ``first_sec`` if nothing has been said since the call, not even with it. With
-    ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
+    ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool runs, fillers ("One moment.") are said:
+    the first after a silence of ``first_sec`` if nothing was said with the call or since, all others after one of
+    NEXT_FILLER_SEC. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
@@ -305,7 +305,7 @@ class Remarks:
     def _next(self, config: SessionConfig) -> tuple[float, StartTrigger] | None:
         """Return when the next remark is due, and its kind; None for no remark.
 
-        Once the idle prompt was said, it is the time at which the session ends without an answer.
+        After the idle prompt, returns the time at which the session ends if nobody answers.
         """
         for done in [one for one in self._working if self._is_done(one)]:
             del self._working[done]
@@ -400,9 +400,9 @@ class Murmurs:
         self._forget()
 
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
-        """Say a murmur in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time for one.
+        """Say a murmur ("mm-hm") in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if one is due.
 
-        This is decided once the listener has applied the rest of its audio, in which the speaker may go on.
+        Whether one is due is decided once the listener has applied its remaining audio, in which the speaker may go on.
         """
         asyncio.get_running_loop().call_soon(self._look, turn_id, began_ms, audio_ms)
 
@@ -496,7 +496,10 @@ class Murmurs:
 
 
 def _wanted(config: SessionConfig) -> bool:
-    """Whether a configuration asks for murmurs. Not if the server removes its echo: theirs would stay in the input."""
+    """Whether a configuration asks for murmurs and allows them.
+
+    They are not allowed if the server removes its own echo, since the echo of murmurs would stay in the input.
+    """
     turns = config.turn_detection
     return (
         turns is not None and turns.backchannel and "audio" in config.modalities and config.input_audio.echo != "server"
@@ -510,7 +513,7 @@ def _raw_format(config: SessionConfig) -> AudioFormat:
 
 
 class _Collected:
-    """An OutputWriter that collects the audio of a murmur."""
+    """An OutputWriter that collects the audio of a murmur ("mm-hm")."""
 
     full = False
 
@@ -714,9 +717,9 @@ class Tellings:
         self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
-        """Note that an answer has ended. Returns its calls to async tools, which work from now on.
+        """Note that an answer has ended. Returns its calls to async tools, whose results are awaited from now on.
 
-        The history gets WORKING as their results.
+        The history gets WORKING as the result of each call.
         """
         found = [one for one in async_calls(request) if one.is_whole and not self._results.withdrew(one.id)]
         for call in found:

@@ -370,7 +370,7 @@ class RequestTimeline:
         self._report(OutputBegan(self, modality))
 
     def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note words of the input: settled ones, or a guess at a pause, which may turn out right; not interim ones."""
+        """Note the time of a settled transcript, or of a guess of it at a pause; ignore interim transcripts."""
         if isinstance(words, TranscriptGuess):
             self.times.guess(words.text, self.now())
         elif not words.interim:

@@ -143,7 +143,7 @@ InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that may have had no content from its client: then admission may evict it. Compared by identity."""
+    """A session that admission may evict while it has had no content from its client. Compared by identity."""
 
     @property
     def has_content(self) -> bool:
@@ -321,7 +321,7 @@ class Admission:
             sessions.pop(session, None)
 
     def _oldest_empty(self) -> Iterator[tuple[float, EmptySession, float]]:
-        """Yield (opening time, session, eviction time) of the oldest session without content, for each patience."""
+        """Yield (opening time, session, eviction time) of the oldest empty session for each value of ``patience``."""
         for patience, sessions in self._empty.items():
             while sessions:
                 session, opened = next(iter(sessions.items()))

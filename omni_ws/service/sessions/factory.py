@@ -520,9 +520,9 @@ class Chats:
 
 
 class Chat(Attachment):
-    """A conversation of the server's own with a model, and its carrier.
+    """A conversation of the server's own with a model, and the Attachment of that conversation.
 
-    Each request comes whole (``Conversation.respond``).
+    The input of each request is complete as it opens (``Conversation.respond``).
     """
 
     def __init__(self, conversation: Conversation, receive: Callable[[ServerMessage], None]) -> None:

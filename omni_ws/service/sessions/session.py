@@ -688,7 +688,7 @@ class Sessions:
     async def claim_alive(
         self, session_id: str, token: str, key: ApiKey | None, *, answers: Callable[[], Awaitable[bool]]
     ) -> Session:
-        """Do as ``claim``, but with a store, a client with a spent token must answer; see ``take_over``.
+        """Do as ``claim`` does; with a store, a client with a spent token must answer a ping first, see ``take_over``.
 
         Raises SessionTimeout if the client does not answer, or has come over another connection meanwhile.
         """

@@ -463,7 +463,7 @@ class WorkerGroup(abc.ABC):
         """Return whether this worker manages the recording ``name``.
 
         A recording has the name of its worker. A worker also manages the recordings of earlier workers whose place it
-        has taken; the first worker, those without a worker's name.
+        has taken; the first worker also manages those without a worker's name.
         """
         found = _WORKER.search(name)
         return (0 if found is None else int(found[1]) - 1) % self.wanted == (self.serial - 1) % self.wanted

@@ -60,7 +60,7 @@ GONE: Final = "gone"
 
 
 class StoreEnd(enum.Enum):
-    """What a process does with a record when it is done with it: deletes it, or leaves it for others."""
+    """The way in which a process gives a record up: deletes the record, or releases it for others."""
 
     DELETE = "delete"
     RELEASE = "release"
@@ -197,7 +197,7 @@ class StoreBackend(Protocol):
     async def erase(self, session_id: str) -> bool:
         """Delete a record, whoever holds it, and raise its fence number. Returns whether there was one.
 
-        The holder learns of it from its next ``beat``.
+        The next ``beat`` of the record's holder returns the id.
         """
 
     async def beat(self, holder: str) -> Sequence[str]:
@@ -207,7 +207,7 @@ class StoreBackend(Protocol):
         """Delete the heartbeat of a process: others may take the records that it holds."""
 
     async def probe(self) -> None:
-        """Check that the store works: write as much as a record of some size has, and delete it."""
+        """Check that the store works: write data of the size of a usual record, and delete it."""
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
         """Delete records older than ``max_age_sec``, then the oldest until the rest fits ``max_bytes``.

@@ -149,7 +149,7 @@ class _Queued:
         return size
 
     def part(self, end: StoreEnd | None) -> None:
-        """Set what happens to the record at the end of the commit."""
+        """Set whether the commit ends by releasing the record (``RELEASE``), deleting it, or neither (None)."""
         self.end = end
 
     def settle(self, *, lost: bool = False) -> None:
@@ -374,7 +374,7 @@ class SessionStore:
         return lease
 
     async def peek(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record, who holds it, and for how long its client is away.
+        """Return the clear part of a record, who holds the record, and for how long its client has been away.
 
         Check that before ``take``. Returns None if there is no record, or none that this process can read. Raises
         StoreError if the store does not answer.

@@ -232,7 +232,7 @@ class SqliteBackend:
         return await asyncio.wrap_future(self._thread.submit(self._mapped, call, *arguments))
 
     def _mapped(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return the result of ``call``. Errors of the file become StoreError; unless full, the file is then closed."""
+        """Return the result of ``call``. Raises StoreError if it fails; any failure but a full disk closes the file."""
         try:
             return call(*arguments)
         except (sqlite3.Error, OSError) as error:
@@ -372,7 +372,7 @@ class SqliteBackend:
             database.execute(_RELEASE, {"rows": _json(released)})
 
     def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str], *, untold: bool = False) -> None:
-        """Turn records into tombstones. ``untold``: ``beat`` tells their holders of it."""
+        """Turn records into tombstones. ``untold``: the next ``beat`` of a record's holder returns the record's id."""
         ids = _json(session_ids)
         database.execute(_CLEAR_PIECES, {"ids": ids})
         database.execute(_BURY.format("holder" if untold else "''"), {"ids": ids, "now": self._clock()})

@@ -917,7 +917,7 @@ class StreamingInput(SessionFrontEnd):
         return session, frames, "taken_over"
 
     def _tell(self, session: Session) -> None:
-        """From now on, tell the client of changes that it did not ask for."""
+        """Let the session tell the client when the engine is replaced, and whether the store keeps the session."""
         session.conversation.followed = partial(self._tell_change, session)
         if session.keeper is not None:
             session.keeper.tell(partial(self._tell_kept, session))

@@ -435,7 +435,7 @@ class McpItems(CallKeeper):
         answer: Callable[[], None],
         forget: Callable[[str], object],
     ) -> None:
-        """``forget`` is called with the request id of a held response when that response is done."""
+        """``forget`` is called with the request id of each held response when the response is done."""
         self._mcp = mcp
         self._items = items
         self._ledger = ledger

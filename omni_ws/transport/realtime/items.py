@@ -223,7 +223,7 @@ class ConversationItems:
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
 
-        Without a transcript, its input stays what it was.
+        Without a transcript, the input of the item is unchanged.
         """
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
@@ -301,7 +301,7 @@ class ConversationItems:
         self._charged[item.item_id] = size
 
     def _find_pending(self) -> None:
-        """Collect the pending items anew, in order: an earlier item may be pending again."""
+        """Collect the pending items (those that no response has answered) anew: an earlier one may be pending again."""
         self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
 
     def _forget(self, item_id: str) -> None:

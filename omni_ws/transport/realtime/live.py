@@ -372,7 +372,7 @@ class LiveDialect(SessionDialect):
         return ClientDelegations(self, wanted)
 
     def _set_acknowledgement(self) -> None:
-        """Have work that the model hands over without a word acknowledged as soon as the client wants."""
+        """Set, if the client asks, the delay until work that the model hands over without a word is acknowledged."""
         if (delay_ms := self._delegations.shown.acknowledgement_delay_ms) is not None:
             self.conversation.unasked.acknowledge_after(delay_ms / 1000)
 
@@ -449,8 +449,8 @@ class LiveDialect(SessionDialect):
     def append(self, audio: bytes, now: float) -> None:
         """Append audio of the user, in the format of the session, to the input.
 
-        It counts as silence while the client has muted the input, or a fixture is played. Raises what ``receive``
-        raises.
+        The audio counts as silence while the client has muted the input, or a fixture (the client's own audio) is
+        played to the user. Raises what ``receive`` raises.
         """
         if not audio:
             raise invalid_audio("audio must not be empty")
@@ -587,7 +587,7 @@ class LiveDialect(SessionDialect):
                 self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
-        """Drop the unsent audio of answers, not of a fixture. What an unfinished answer makes later is sent."""
+        """Drop the unsent audio of answers, not of a fixture. Later audio of an unfinished answer is sent."""
         for request_id in self.player.cut():
             self._end_text(request_id)
 
@@ -743,7 +743,7 @@ class Live(SessionFrontEnd):
 
 
 class LiveConnection(RealtimeConnection):
-    """The connection of a Live session. Unless an error ends it, ``session.closed`` and the close code 1000 do.
+    """The connection of a Live session. It ends with ``session.closed`` and the close code 1000, or with an error.
 
     A Live session can be neither resumed nor moved to another server: when this server ends, the session expires. A
     session with ``store: true`` is kept in the store, and other sessions can continue its conversation.

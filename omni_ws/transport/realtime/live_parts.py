@@ -121,10 +121,10 @@ FIXTURE: Final = "fixture"
 class LivePlayer:
     """Sends the audio of answers in real time, and digital silence between answers. Has no clock: times are arguments.
 
-    The time line begins at 0 ms, when the session starts. ``play`` is called with each frame of audio and its interval
-    on the line. An answer's audio is sent as soon as it is there, but at most LEAD_MS ahead of the line; silence is
-    sent once its time has passed. So no answer waits, and the audio sent is as long as the line. Without ``silence``
-    only the audio of answers is sent. ``heard`` is called as the line passes the audio that was sent.
+    The session's time begins at 0 ms, when the session starts. ``play`` is called with each frame of audio and its
+    interval in this time. An answer's audio is sent as soon as it is there, but at most LEAD_MS ahead of its time;
+    silence is sent once its time has passed. So no answer waits, and the audio sent is as long as the session. Without
+    ``silence`` only the audio of answers is sent. ``heard`` is called as the time of the sent audio passes.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class LivePlayer:
         self._bytes_per_ms = audio.bytes_per_second // 1000
         self._ducker = None if audio.encoding is AudioEncoding.PCMA else Ducker(audio)
         self._answers: deque[_Answer] = deque()
-        #: The pieces that were sent, and that the line has not passed.
+        #: The pieces that were sent, and whose time has not passed.
         self._ahead: deque[_Piece] = deque()
-        #: The position on the line up to which audio was sent.
+        #: The time of the session, in milliseconds, up to which audio was sent.
         self.sent_ms = 0.0
         #: The id of the answer that was cut last, and the position up to which it was sent: audio before that is not
         #: sent again.
@@ -152,7 +152,7 @@ class LivePlayer:
 
     @property
     def sounding(self) -> bool:
-        """Whether any audio of answers is queued, or was sent and the line has not passed it."""
+        """Whether any audio of answers is queued, or was sent and is not yet played to its end."""
         return bool(self._answers or self._ahead)
 
     def say(self, answer_id: str, audio: bytes, start_ms: float | None = None) -> None:
@@ -179,7 +179,7 @@ class LivePlayer:
                 answer.end()
 
     def has(self, answer_id: str) -> bool:
-        """Whether any audio of the answer is queued, or was sent and the line has not passed it."""
+        """Whether any audio of the answer is queued, or was sent and is not yet played to its end."""
         waits = any(one.answer_id == answer_id for one in self._answers)
         return waits or any(one.answer_id == answer_id for one in self._ahead)
 
@@ -191,7 +191,7 @@ class LivePlayer:
                 self._ducker.settle()
 
     def cut(self) -> list[str]:
-        """Drop all queued audio except that of a fixture.
+        """Drop the queued audio of all answers, but not of a fixture (audio that the client has played to the user).
 
         Returns the ids of the answers that were complete, and of which audio was dropped.
         """
@@ -204,7 +204,7 @@ class LivePlayer:
         return [answer.answer_id for answer in dropped if answer.ended]
 
     def pump(self, now_ms: float) -> None:
-        """Send queued audio, as far as LEAD_MS allows at the position ``now_ms`` on the line."""
+        """Send queued audio, as far as LEAD_MS allows at ``now_ms``, in milliseconds of the session."""
         while self._answers and self.sent_ms + FRAME_MS <= now_ms + LEAD_MS:
             answer = self._answers[0]
             if not answer.audio:
@@ -249,7 +249,7 @@ class LivePlayer:
             self.sent_ms = now_ms
 
     def _pass(self, now_ms: float) -> None:
-        """Call ``heard`` for the audio that the line has passed at ``now_ms``."""
+        """Call ``heard`` for the sent audio that is played by ``now_ms``, in milliseconds of the session."""
         while self._ahead:
             piece = self._ahead[0]
             passed_ms = min(piece.lasts_ms, now_ms - piece.line_ms)
@@ -447,7 +447,7 @@ class SpokenText:
         self._pieces.append(text)
 
     def pronounce(self, words: Sequence[Word]) -> None:
-        """Add words with their times in the audio, without those added before: a held answer is sent again."""
+        """Add words with their times in the audio. Ignores those added before, as when a held answer is sent again."""
         self._timed = self._timed or bool(words)
         last_ms = self._words[-1].end_ms if self._words else self._heard_ms
         self._words.extend(word for word in words if word.end_ms > last_ms)
@@ -499,7 +499,7 @@ class SpokenText:
         return self._tell(end, self._told_ms, position_ms)
 
     def _see(self, end: int, start: int) -> None:
-        """Let ``_window`` hold the text from ``start``, or from the first unreleased character, to beyond ``end``."""
+        """Make ``_window`` hold the text from ``start`` to ``end``, and the next _WINDOW characters not told yet."""
         start = min(start, self._told)
         self._window = self._window[max(0, start - self._start) :]
         self._start = max(self._start, start)

@@ -695,7 +695,7 @@ class RealtimeDialect(SessionDialect):
         return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
     def _bind_audio(self, items: Iterable[Item], request_id: str, chunks: Iterable[InputChunk]) -> None:
-        """Bind the last of ``items`` with audio to the request, whose transcript is that of the audio in ``chunks``."""
+        """Assign the request's transcript, that of the audio in ``chunks``, to the last of ``items`` with audio."""
         spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
         if spoken:
             ms = self._duration_ms(sum(len(one.payload) for one in chunks if one.modality is Modality.AUDIO))

@@ -260,7 +260,7 @@ class RealtimeCall(Call):
                 self._output_cleared(event["response"]["id"])
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Drop audio that was not played yet. ``response_id`` is that of a cancelled response; None if none was."""
+        """Drop audio that was not played yet. ``response_id`` is the id of the cancelled response; None without one."""
         heard = [one for one in self.speaker.clear() if one != _BESIDE]
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
@@ -699,7 +699,7 @@ class CallMicrophone:
         getattr(receiver, _DECODER_QUEUE).put(None)
 
     def add(self, packet: Any) -> tuple[bool, None]:
-        """Receive a packet of the track: aiortc calls this as its jitter buffer. Returns that no frame is ready."""
+        """Receive a packet of the track: aiortc calls this as its jitter buffer. Returns (False, None): no frame."""
         if not self._closed:
             now = self._loop.time()
             # A packet of padding alone, with which senders measure the network, has a number like all others.
@@ -963,7 +963,7 @@ class LiveCall(Call, LiveConnection):
             write_event(self._connection, event)
 
     def _say(self, audio: bytes, end_ms: int) -> None:
-        """Play audio of an answer. Silence between answers is left out: it is sent only once it is over."""
+        """Play audio of an answer. Drops the silence between answers, which comes only after its time has passed."""
         if end_ms > self._live.now_ms or audio.count(0) < len(audio):
             self.speaker.say(_VOICE, audio)
             self.speaker.finish(_VOICE)  # so that a part of a packet does not wait for more
