@@ -280,7 +280,7 @@ class OfficialSource:
         self._silent: set[str] = set()
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
-        if weights.official is None:
+        if not all(file.official or weights.official for file in missing):
             raise WeightsError("there is none")
         for file in missing:
             part = folder / f"{file.name}.part"

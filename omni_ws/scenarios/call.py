@@ -72,6 +72,8 @@ _PLAY: Final = (
 )
 _SO_FAR: Final = "The caller: {who}\nWhat the caller wants: {goal}\n\nThe call so far:\n{talk}\n\nThe caller says next:"
 _GOODBYE: Final = "goodbye"
+#: What models write before the words of the caller.
+_SPEAKER: Final = re.compile(r"\A(?:the )?caller:\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class ChatModel:
         lines = "\n".join(f"{who}: {what}" for who, what in [("server", "Hello, how can I help you?"), *talk])
         told = _SO_FAR.format(who=persona.who, goal=persona.goal, talk=lines)
         messages = [_message("system", _PLAY), _message("user", told)]
-        said = (await self._ask(messages, 120)).strip().removeprefix("caller:").strip().strip('"')
+        said = _SPEAKER.sub("", (await self._ask(messages, 120)).strip()).strip('"')
         return None if _GOODBYE in said.lower() or not said else said
 
     async def _ask(self, messages: list[dict[str, str]], tokens: int) -> str:

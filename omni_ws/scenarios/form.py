@@ -193,8 +193,6 @@ class GiveResult(_Strict, frozen=True, kw_only=True):
 class EndCall(_Strict, frozen=True, kw_only=True):
     """A step: the caller hangs up; written as ``hang_up`` alone."""
 
-    hang_up: bool = True
-
 
 Step: TypeAlias = (
     SayText
@@ -210,7 +208,7 @@ Step: TypeAlias = (
     | EndCall
 )
 #: Steps by the key that names them.
-_STEPS: Final = {kind.__struct_fields__[0]: kind for kind in get_args(Step)}
+_STEPS: Final = {kind.__struct_fields__[0]: kind for kind in get_args(Step) if kind is not EndCall}
 
 
 # Scenarios
@@ -484,7 +482,7 @@ class _Reading:
             return PlacedStep(self.line(place), EndCall())
         kinds = [_STEPS[key] for key in value if key in _STEPS] if isinstance(value, dict) else []
         if len(kinds) != 1:
-            self._add(place, f"a step has one of the keys {', '.join(_STEPS)}")
+            self._add(place, f"a step has one of the keys {', '.join(_STEPS)}, or is `hang_up`")
             return None
         step: Step | None = self.convert(value, kinds[0], place)
         if step is None:

@@ -92,6 +92,7 @@ def test_json_is_read_as_well() -> None:
         ("{dial: 12x}", "calls.yaml:5: Expected `str` matching regex"),
         ("{pause: 601}", "calls.yaml:5: Expected `float` <= 600.0"),
         ("dance", "calls.yaml:5: a step has one of the keys say, "),
+        ("{hang_up: false}", "calls.yaml:5: a step has one of the keys say, "),
         ("{say: x, pause: 1}", "calls.yaml:5: a step has one of the keys say, "),
         ("{tool_result: {name: x}}", "calls.yaml:5: missing key `result`"),
     ],
