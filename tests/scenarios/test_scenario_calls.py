@@ -506,7 +506,10 @@ class Plays(HearingEngine):
     """A caller who asks once, and hangs up."""
 
     def steps(self, request: Any, taken: list[Any]) -> Any:
-        return [said("Goodbye." if b"assistant" in repr(request).encode() and self.inputs[1:] else 'Caller: "Hello."'), DONE]
+        return [
+            said("Goodbye." if b"assistant" in repr(request).encode() and self.inputs[1:] else 'Caller: "Hello."'),
+            DONE,
+        ]
 
 
 async def test_a_language_model_plays_the_caller(folder: Path) -> None:
