@@ -141,7 +141,7 @@ def load_talker(
 
 
 def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
-    """Return how many bytes ``load_talker`` will take for weights and slots; reads only the headers of the files.
+    """Return how many bytes ``load_talker`` will take for weights and slots; reads config.json and the files' headers.
 
     ``value_bytes`` is the size of a number in memory. CUDA's context, libraries and graphs take further memory. Raises
     ConfigurationError.

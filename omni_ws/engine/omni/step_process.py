@@ -1,8 +1,8 @@
-"""StepModel, a model that serves many sessions in steps on one thread, and StepProcess, the process that runs it.
+"""StepModel, a model that serves many sessions in steps on one thread, and StepProcess, its process.
 
 The Thinker sends PromptRows and AnswerRows to the Talker; the Talker sends Codes, which become VocoderInputs for the
-vocoder. TalkerSettings are the voice and the sampling parameters of a session. A StepProcess, in the server, starts,
-watches and restarts the process of a StepModel. OmniTalker and VocoderStage are the stages that use the two processes.
+vocoder. TalkerSettings are the voice and the sampling parameters of a session. A StepProcess is the server's side: it
+starts the process, watches it and restarts it. OmniTalker and VocoderStage are the stages that use the two processes.
 """
 
 from __future__ import annotations

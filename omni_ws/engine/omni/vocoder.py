@@ -587,7 +587,7 @@ class Token2WavNetwork:
         return self._weight_bytes
 
     def warm_up(self, frames: Sequence[int], *, batch: int) -> None:
-        """Run a window of each length in ``frames`` (mel frames); on a GPU, capture batches of up to ``batch``."""
+        """Run batches of up to ``batch`` windows of each length in ``frames`` (mel frames); on a GPU, capture them."""
         longest, width = max(frames), self._dit.hidden_size
         self._shape(longest)
         with torch.inference_mode(), self.device:
