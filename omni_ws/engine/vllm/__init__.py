@@ -9,6 +9,6 @@ A request runs through up to three stages (``engine.channel``)::
                         │
                         └─ text, thought, tool calls, log-probabilities
 
-The Thinker starts on the prompt while the input is still arriving (``early_input``); the Talker speaks the answer
-clause by clause; Code2Wav decodes codec frames in chunks whose size adapts to the player (``engine.channel``).
+The Thinker starts on the prompt while the input is still arriving (``early_input``); a Talker on vLLM speaks the
+answer clause by clause; Code2Wav decodes codec frames in chunks whose size adapts to the player (``engine.channel``).
 """

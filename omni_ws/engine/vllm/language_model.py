@@ -155,7 +155,7 @@ class LanguageModel:
         return self._running
 
     def take_defaults(self, args: Mapping[str, Any]) -> None:
-        """Set engine arguments that the operator did not set. To be called before ``start``."""
+        """Set engine arguments, except those that are set already. To be called before ``start``."""
         self._args = {**args, **self._args}
 
     async def start(self) -> None:
@@ -179,7 +179,8 @@ class LanguageModel:
     def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> ModelOutputs:
         """Return an iterator over vLLM's outputs for a prompt; the first iteration submits the prompt.
 
-        Of waiting requests, those with a lower ``priority`` come first. Raises EngineFailed while there is no process.
+        ``request_id`` must be unique. Of waiting requests, those with a lower ``priority`` come first, see
+        ``by_priority``. Raises EngineFailed while there is no process.
         The iteration raises only OmniErrors: vLLM's exceptions are translated.
         """
         llm = self.llm

@@ -76,7 +76,7 @@ def _watched_mark() -> str:
 def kill_marked(mark: str) -> None:
     """Kill all processes of this machine that have ``mark``, including processes that they start meanwhile.
 
-    Blocks until there are none, at least for _LOOKS looks.
+    Blocks until _LOOKS looks in succession have found none.
     """
     looks = 0
     while looks < _LOOKS:

@@ -211,8 +211,8 @@ class PromptDraft:
     def whole(self) -> Excerpt:
         """Return the complete prompt, at the end of the input, with the tool results.
 
-        Turns of the history are left out as far as ``limit`` demands it. If no turn is left, the prompt may still be
-        longer. Raises InvalidValue if the template rejects the tool results.
+        Turns of the history are left out as far as ``limit`` demands it. If no turn is left, the prompt may still
+        exceed it. Raises InvalidValue if the template rejects the tool results.
         """
         if self.tool_results:
             self._pinned = self.tool_results
@@ -655,7 +655,7 @@ class MediaSizes:
     """An estimate of how many tokens media take, from the averages of the media that vLLM has processed.
 
     vLLM expands placeholders when it processes a prompt, so the length of a prompt with media is only known afterwards.
-    Until an image or a video was processed, those of its modality are estimated as 0 tokens. Methods may be called from
+    Images are estimated as 0 tokens until the first one was processed, and so are videos. Methods may be called from
     any thread.
     """
 

@@ -256,8 +256,7 @@ def parser_use(
     """Return the ParserUse for a request; None if its answer can have neither tool calls nor thought.
 
     ``parser`` is vLLM's parser class. ``tokenizer`` must not be in use by another thread. Blocks for milliseconds.
-    Raises InvalidValue for tools that are invalid or that the model does not support, and for an unknown tool choice;
-    UnsupportedParameter, see ``check_tools``.
+    Raises the errors of ``check_tools``, and InvalidValue for tools that the model does not support.
     """
     check_tools(request.tools, request.tool_choice)
     if request.options.raw_prompt or not (request.tools or parser.reasoning_parser_cls):

@@ -69,8 +69,8 @@ class Code2Wav:
     """A Stage of one request that decodes speech: CodecFrames in, AudioOutputs to the client.
 
     ``queue`` decodes the chunks of all requests. ``sample_rate`` (in Hz) and ``frame_ms`` (the duration of a frame in
-    milliseconds) are those of its decoder, ``slots`` is the number of tokens in a frame. ``policy`` controls the size
-    of chunks.
+    milliseconds) are those of the queue's decoder, ``slots`` is the number of tokens in a frame. ``policy`` controls
+    the size of chunks.
     """
 
     name = "code2wav"
@@ -588,7 +588,8 @@ TokenIds: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 class TalkerProfile:
     """The prompt format, token layout, voices and default sampling of a family of models.
 
-    ``read_profile`` explains the fields. Raises ValueError for contradictory values.
+    ``read_profile`` explains the fields. Raises ValueError for contradictory values, and KeyError or IndexError for a
+    ``text`` with fields other than ``{voice}`` and ``{text}``.
     """
 
     name: str

@@ -329,7 +329,7 @@ class StepWatch:
     """A watch on the steps of vLLM's model ``runner``, which finds requests that ask for their rows.
 
     A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost only one
-    look-up each.
+    look-up each. The watch wraps ``runner.execute_model``.
     """
 
     def __init__(self, runner: Any, name: str) -> None:
