@@ -468,10 +468,10 @@ async def _in_daemon_thread(
     try:
         await done
     except asyncio.CancelledError:
-        if not done.cancelled():  # it was settled in the very pass in which the waiting task was cancelled
-            discard_made()
-        else:
+        if done.cancelled():
             threading.Thread(target=give_up, args=(thread,), daemon=True).start()
+        elif done.exception() is None:  # it was settled in the very pass in which the waiting task was cancelled
+            discard_made()
         raise
     return made.pop()
 
