@@ -30,7 +30,7 @@ from omni_ws.engine.omni.vocoder import DecodedStream, StepGraphs, Vocoder
 PIECES: Final = (32, 16, 8, 4, 2, 1)
 #: The limit on frames that a step decodes for all sessions, so that sessions with other piece sizes wait less.
 STEP_FRAMES: Final = 128
-#: To decode a chunk costs as much as so many frames besides its own.
+#: Decoding a chunk takes as long as if the chunk had this many more frames.
 CONTEXT_FRAMES: Final = 2
 #: The limit on frames of a session that wait to be decoded: 82 s of audio.
 MOST_WAITING: Final = 1024
@@ -52,7 +52,7 @@ class _Frames(DecodedStream):
         return self.done + len(self._codes)
 
     def next_work(self) -> tuple[bool, int]:
-        """Return whether this is the begin of the stream, and how many frames of the oldest input to decode next."""
+        """Return whether the stream begins, and how many frames of the oldest input to decode next."""
         if not self.done:
             return True, 1  # the start of a stream has its own graphs, for one size only
         left = self._goals[0] - self.done

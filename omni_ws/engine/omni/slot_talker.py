@@ -54,19 +54,20 @@ SAMPLE_RATE: Final = 24_000
 
 
 def talker(folder: str, slots: int, positions: int) -> LoadedModel:
-    """Load the Talker of the checkpoint in ``folder``, with ``positions`` for each slot. Raises ConfigurationError.
+    """Load the Talker of the checkpoint in ``folder``, with ``slots`` slots of ``positions`` positions each.
 
-    The facts of the LoadedModel are ``voices``: the names of the voices, the default first.
+    See ``load_talker``. Raises ConfigurationError. The facts of the LoadedModel are ``voices``: the names of the
+    voices, the default first.
     """
     model = load_talker(Path(folder), slots=slots, longest=positions)
     return model, {"voices": model.voices}
 
 
 def vocoder(folder: str, slots: int) -> LoadedModel:
-    """Load the vocoder of the checkpoint in ``folder``. Raises ConfigurationError.
+    """Load the vocoder of the checkpoint in ``folder``, on a GPU if there is one. Raises ConfigurationError.
 
     The facts of the LoadedModel are ``sample_rate`` in Hz; ``frame_ms``, the duration of a codec frame in milliseconds;
-    ``context_frames``, see ``StepSession.decode``; and ``block``, see VocoderStage.
+    ``context_frames``, see ``StepSession.decode``; and ``block``, see VocoderStage (None for Qwen3).
     """
     path = Path(folder)
     config = orjson.loads((path / "config.json").read_bytes())
@@ -140,7 +141,7 @@ def load_talker(
 
 
 def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
-    """Return how many bytes ``load_talker`` will take for weights and slots; reads only the headers of the files.
+    """Return how many bytes ``load_talker`` will take for weights and slots; reads config.json and the files' headers.
 
     ``value_bytes`` is the size of a number in memory. CUDA's context, libraries and graphs take further memory. Raises
     ConfigurationError.
@@ -222,7 +223,7 @@ class SlotTalker:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of weights, slots and buffers; on a GPU, all memory that PyTorch has reserved, with the graphs."""
+        """The bytes of weights and slots; on a GPU, all memory that PyTorch has reserved, with buffers and graphs."""
         if torch.device(self._space.device).type == "cuda":
             return int(torch.cuda.memory_reserved(self._space.device))
         return self.network.memory_bytes
@@ -415,7 +416,7 @@ class TalkerAnswer:
 
     @property
     def rows_used(self) -> int:
-        """The number of the Thinker's rows for which codec frames were made; a row is the embedding of a token."""
+        """The number of the answer's rows, from the Thinker, that the frames begun so far have read."""
         return min(self._rows_taken, self._rows_read)
 
     def grant(self, frames: int) -> None:
@@ -439,7 +440,10 @@ class TalkerAnswer:
         self._granted -= 1
 
     def feed(self, item: TalkerItem) -> None:
-        """Check and queue an item. Raises InvalidValue, after which the session must be closed."""
+        """Check and queue an item; ignored if the answer is over.
+
+        Raises InvalidValue, after which the session must be closed.
+        """
         match item:
             case _ if self.over:
                 pass
@@ -456,7 +460,10 @@ class TalkerAnswer:
                 self._answer_complete = True
 
     def take_row(self) -> tuple[int, NDArray[np.float32] | None]:
-        """Remove and return the next row of the answer: its token, and its hidden state if the model family has one."""
+        """Remove and return the next row of the answer: its token, and its hidden state (None for Qwen3).
+
+        After the answer's last row, returns the tokens of ``TalkerNetwork.after_answer``, without states.
+        """
         self._rows_taken += 1
         if self._tokens:
             return self._tokens.popleft(), self._states.popleft() if self._states else None

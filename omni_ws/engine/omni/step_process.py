@@ -1,8 +1,8 @@
-"""StepModel, a model that serves many sessions in steps on one thread, and StepProcess, the process that runs it.
+"""StepModel, a model that serves many sessions in steps on one thread, and StepProcess, its process.
 
 The Thinker sends PromptRows and AnswerRows to the Talker; the Talker sends Codes, which become VocoderInputs for the
-vocoder. TalkerSettings are the voice and the sampling parameters of a session. StepProcess is the server's side of the
-process: it watches and restarts it. OmniTalker and VocoderStage are the stages that use the two processes.
+vocoder. TalkerSettings are the voice and the sampling parameters of a session. A StepProcess is the server's side: it
+starts the process, watches it and restarts it. OmniTalker and VocoderStage are the stages that use the two processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from omni_ws.profiler import events
 
 
 class StepModel(Protocol):
-    """The interface of a Talker or vocoder in its process. No method is thread-safe or blocks longer than a step."""
+    """The interface of a Talker or vocoder in its process.
+
+    No method is thread-safe; none but ``warm_up`` blocks longer than a step.
+    """
 
     def warm_up(self) -> None:
         """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
@@ -62,7 +65,7 @@ class StepModel(Protocol):
         ...
 
     def feed(self, session: int, item: Any) -> None:
-        """Queue an item, which later steps process. Raises InvalidValue, and then closes the session."""
+        """Queue an item, which later steps process. Closes the session and raises InvalidValue for an invalid item."""
         ...
 
     def grant(self, session: int, frames: int) -> None:
@@ -83,9 +86,9 @@ class StepModel(Protocol):
         ...
 
 
-#: What a step made: the session, and an item for it.
+#: A result of a step: the session, and the item that was made for the session.
 StepResult: TypeAlias = tuple[int, Any]
-#: What a factory returns: the model, and facts about it for the server, such as its voices or its sample rate.
+#: The result of a factory: the model, and facts about it for the server, such as its voices or its sample rate.
 LoadedModel: TypeAlias = tuple[StepModel, Mapping[str, Any]]
 
 
@@ -142,7 +145,7 @@ class AnswerEnd:
     """An item for the Talker: the answer ends, and no more AnswerRows follow."""
 
 
-#: What a Talker reads.
+#: The items that a Talker reads.
 TalkerItem = PromptRows | PromptReset | AnswerRows | AnswerEnd
 
 
@@ -179,7 +182,7 @@ class TalkerSettings:
     """The voice and the sampling parameters of one session, checked.
 
     With ``temperature`` 0 the most probable code is drawn; ``top_k`` 0 and -1 disable this limit. ``max_tokens`` is the
-    limit on codec frames. With ``seed`` None a random seed is drawn.
+    limit on codec frames. With ``seed`` None, ``changed`` draws a random seed.
     """
 
     voice: str
@@ -193,7 +196,7 @@ class TalkerSettings:
     def changed(self, settings: Mapping[str, Any], voices: Sequence[str]) -> TalkerSettings:
         """Return a copy with the values of ``settings`` that are not None; without any ``seed``, a random one is drawn.
 
-        Raises InvalidValue.
+        ``voices`` are the names of the model's voices. Raises InvalidValue for unknown names and invalid values.
         """
         asked = {name: value for name, value in settings.items() if value is not None}
         if unknown := asked.keys() - {field.name for field in fields(self)}:
@@ -239,7 +242,7 @@ _RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def known_voice(voice: Any, voices: Sequence[str]) -> str:
-    """Return the name of ``voice`` in ``voices``, whatever its case. Raises InvalidValue."""
+    """Return the name of ``voice`` as in ``voices``; the case does not matter. Raises InvalidValue if it is unknown."""
     known = {name.lower(): name for name in voices}
     if not isinstance(voice, str) or voice.lower() not in known:
         raise InvalidValue(f"unknown voice {voice!r}; the model has {', '.join(voices)}")
@@ -267,8 +270,9 @@ class StepProcess:
     """The process of one StepModel, as the server uses it.
 
     ``role`` is the name of the process in logs and errors. ``factory``, in the form ``package.module:function``, is
-    called in the process with ``arguments``, and returns a LoadedModel. When the process dies, its sessions fail,
-    ``state`` becomes UNHEALTHY, and a new process is started, with increasing delays until this succeeds.
+    called in the process with ``arguments``, and returns a LoadedModel. When the process dies, or is silent for
+    SILENCE_SEC while it has sessions, its sessions fail, ``state`` becomes UNHEALTHY, and a new process is started,
+    with increasing delays until this succeeds.
     """
 
     def __init__(self, role: str, factory: str, arguments: Mapping[str, Any]) -> None:
@@ -312,7 +316,7 @@ class StepProcess:
         ]
 
     async def stop(self) -> None:
-        """End the process; sessions fail. Idempotent."""
+        """End the process; sessions fail with EngineFailed. Idempotent."""
         self.state = EngineState.STARTING
         tasks, self._tasks = self._tasks, []
         await end_tasks(*tasks)
@@ -351,7 +355,7 @@ class StepProcess:
     async def trace(self, path: Path | None) -> None:
         """Begin to trace torch's operations; with ``path`` None, end the trace and write it to the path given before.
 
-        Raises EngineFailed.
+        A trace that is running already is ended and written first. Raises EngineFailed.
         """
         file = None if path is None else str(path)
         status = await self._ask(trace=file)
@@ -460,7 +464,7 @@ class StepProcess:
                 question.set_exception(self._failed(message))
 
     async def _end(self) -> int | None:
-        """End the process, even if the call is cancelled, and return its exit status; None if no process runs."""
+        """End the process, even if the call is cancelled, and return its exit status; None if no process is left."""
         child, self._child, self.ready = self._child, None, None
         return None if child is None else await child.end()
 
@@ -508,10 +512,10 @@ class StepSession:
                 return
 
     async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
-        """Send codes to the vocoder, and return their samples; the process batches them with codes of other sessions.
+        """Send codes to the vocoder, and return the samples that they complete.
 
-        Calls must not overlap. Decoding a chunk takes as long as if it had ``context_frames`` more frames, so
-        ``ms_per_frame`` counts these frames, too.
+        The process batches them with codes of other sessions. Calls must not overlap. Decoding a chunk takes as long as
+        if it had ``context_frames`` more frames, so ``ms_per_frame`` counts these frames, too.
         """
         began = time.monotonic()
         await self.feed(item)
@@ -605,7 +609,10 @@ class SlotOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class SlotRefused(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model has closed the session because of an error; ``overloaded``: there was no free slot."""
+    """A report that the model did not open the session, or closed it because of an invalid item.
+
+    ``overloaded``: there was no free slot.
+    """
 
     session: int
     message: str
@@ -620,7 +627,7 @@ class FeedItem(msgspec.Struct, frozen=True, tag=True):
 
 
 class ItemTaken(msgspec.Struct, frozen=True, tag=True):
-    """A report that the model has queued an item of ``cost`` bytes."""
+    """A report that the model has queued, or dropped, an item of ``cost`` bytes."""
 
     session: int
     cost: int
@@ -711,7 +718,11 @@ class OmniTalker:
         self._speaks = False
 
     async def run(self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Feed rows to the process as they arrive, and put frames into ``sink`` as fast as the vocoder takes them."""
+        """Feed rows to the process as they arrive, and put frames into ``sink`` as fast as the vocoder takes them.
+
+        If the speech ends before ``source``, the rest of ``source`` is read and dropped. Raises the errors of
+        ``StepProcess.open`` and StepSession.
+        """
         assert sink is not None, "the Talker requires a stage after it"
         begun = await self._begun_answer(source)
         if not self._speaks:
@@ -784,8 +795,9 @@ class VocoderStage:
 
     A session in the vocoder's process, with ``settings``, is open from the first codes to the end. Chunks grow as time
     allows (ChunkPace, with ``policy``). A vocoder that decodes in fixed windows has a ``block`` instead: the number of
-    frames by which the window moves. Codes are then decoded as they arrive, at most ``block`` frames at a time, so that
-    the audio of one window does not wait for the next. ``clock`` is a monotonic clock in seconds.
+    frames that its shortest window makes final. Codes are then decoded as they arrive, at most ``block`` frames at a
+    time, so that the audio of one window does not wait for the next. ``clock`` is a monotonic clock in seconds. Create
+    the stage after the start of ``process``.
     """
 
     name = "code2wav"
@@ -827,7 +839,10 @@ class VocoderStage:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode the codes that ``source`` yields, up to its end, and write the audio to ``outputs``."""
+        """Decode the codes that ``source`` yields, up to its end, and write the audio to ``outputs``.
+
+        Without codes no session is opened. Raises the errors of ``StepProcess.open`` and StepSession.
+        """
         async with self._chunks.reading(source):
             if await self._chunks.has_more():
                 async with self._process.open(self._settings) as session:
@@ -869,9 +884,9 @@ class VocoderStage:
 
 
 class SpeechPart:
-    """A Stage around a Talker's or vocoder's stage: if the process fails or has no free slot, the answer is text only.
+    """A Stage around a Talker's or vocoder's stage: if the process fails or has no free slot, only the text goes on.
 
-    The client is then told with a PartFailed.
+    The client is then told with a PartFailed. InvalidValue still fails the request.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:

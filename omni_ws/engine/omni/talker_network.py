@@ -124,7 +124,7 @@ class WholePromptReader:
         self._position = 0
 
     def read(self, item: PromptRows) -> TalkerRows:
-        """Return the rows for the next tokens of the prompt. Raises InvalidValue."""
+        """Return the rows for the next tokens of the prompt. Raises InvalidValue if a state they need is missing."""
         if not item.states.all():
             raise InvalidValue("the Talker needs the Thinker's state of every token of the prompt")
         if len(item.tokens):
@@ -133,18 +133,21 @@ class WholePromptReader:
         return TalkerRows(tokens, item.states, item.hidden, np.full(len(tokens), NONE), item.positions)
 
     def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows after the prompt, and the position of the first row of the answer. Raises InvalidValue."""
+        """Return the rows after the prompt, and the M-RoPE position of the first row of the answer.
+
+        UserTurnsReader raises InvalidValue for a prompt that does not end with the beginning of the assistant's turn.
+        """
         token, code = self._last
         return plain_rows([token], [code], self._position, self._hidden_size), self._position + 1
 
 
 class UserTurnsReader:
-    """A converter of one prompt to rows for Qwen3, whose Talker reads only the user's turns; used as WholePromptReader.
+    """A converter of one prompt to rows for Qwen3, whose Talker reads only the user's turns.
 
-    A row is the embedding of a text token, or the hidden state of a token of audio, image or video. Positions are
-    shifted so that the other turns leave no gaps. After the user's turns come the three tokens that begin the
-    assistant's turn, and rows with codes, among them the code of the ``speaker``. ``config`` is the whole config.json.
-    Raises KeyError for a missing entry.
+    Its methods are those of WholePromptReader. A row is the embedding of a text token, or the hidden state of a token
+    of audio, image or video. Positions are shifted so that the other turns leave no gaps. After the user's turns come
+    the three tokens that begin the assistant's turn, and rows with codes, among them the code of the ``speaker``.
+    ``config`` is the whole config.json. Raises KeyError for a missing entry.
     """
 
     #: The number of tokens that begin the assistant's turn: "<|im_start|>", "assistant" and a line break.
@@ -310,7 +313,7 @@ class TalkerNetwork(ABC):
         """Return a new reader for the prompt of an answer in ``voice``."""
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
-        """Prepare a slot for a session."""
+        """Prepare a slot for a session with ``settings``, whose seed must be set."""
         self._sampling.open(slot, settings)
         self._feedback[slot] = self._codes[self._start_code]
 
@@ -382,7 +385,10 @@ class TalkerNetwork(ABC):
 
 
 def held_bytes(thing: Any, counted: set[int]) -> int:
-    """Return the bytes of all tensors in an object graph, except for objects whose ids are in ``counted``."""
+    """Return the bytes of all tensors in an object graph, except for objects whose ids are in ``counted``.
+
+    Adds the ids of the objects found to ``counted``.
+    """
     if id(thing) in counted:
         return 0
     counted.add(id(thing))
@@ -412,7 +418,7 @@ class StepBuffers:
     positions in use, ``positions`` (slots,) the M-RoPE positions of the next rows, ``frames`` (slots,) the numbers of
     the next frames. The result of a slot that is not ``active`` (slots,) is discarded.
 
-    Inputs are copied to the device, and frames back, asynchronously. Before ``send`` is called for step n + 2, the
+    Inputs are copied to the device, and frames back, asynchronously. Before ``begin`` is called for step n + 2, the
     caller must have waited for the frames of step n.
     """
 
@@ -696,9 +702,9 @@ _DRAWS: Final = 64
 class SamplingState:
     """The sampling parameters of the sessions, on the device, and the codes that each session has drawn.
 
-    The codes of a session do not depend on the other sessions in a batch: the noise is a function of the session's seed
-    and the number of the frame. ``suppressed`` codes are never drawn; to ``penalised`` codes the repetition penalty
-    applies from the start.
+    The codes of a session do not depend on the other sessions in a batch: the noise is a function of the session's
+    seed, the number of the frame, the codebook and the code. ``suppressed`` codes are never drawn. The repetition
+    penalty applies to ``penalised`` codes from the start, to other codes once the session has drawn them.
     """
 
     def __init__(
@@ -717,7 +723,10 @@ class SamplingState:
         self._first_had[penalised or []] = True
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
-        """Set the parameters of a new session in ``slot``, which has drawn no codes yet."""
+        """Set the parameters of a new session in ``slot``, and forget the codes that were drawn there.
+
+        ``settings.seed`` must not be None.
+        """
         # A temperature closer to 0 would let logits overflow.
         self.temperature[slot] = max(settings.temperature, 0.01) if settings.temperature else 0
         self.top_k[slot] = min(settings.top_k, self._vocabulary) if settings.top_k > 0 else self._vocabulary
@@ -750,7 +759,10 @@ class SamplingState:
         return code
 
     def draw_residual(self, logits: torch.Tensor, frames: torch.Tensor, codebook: int) -> torch.Tensor:
-        """Draw codes (B,) of ``codebook`` 1 or higher with the parameters of transformers: top_k 50 and top_p 0.8."""
+        """Draw codes (B,) of ``codebook`` 1 or higher, from ``logits`` (B, V), with top_k 50 and top_p 0.8.
+
+        These are the values in transformers. At temperature 0 a session gets the most probable code.
+        """
         batch = len(logits)
         ordered, codes = logits.topk(min(50, logits.shape[-1]), dim=-1)
         greedy, draws = self.temperature[:batch] == 0, frames * _DRAWS + codebook

@@ -148,7 +148,8 @@ Put: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor,
 class Transformer:
     """A decoder-only transformer: its layers and the final norm.
 
-    Biases, norms of queries and keys, and experts are used if the checkpoint has them.
+    ``prefix`` is the prefix of its tensors in the checkpoint. Biases, norms of queries and keys, and experts are used
+    if the checkpoint has them. Raises ConfigurationError for missing tensors.
     """
 
     def __init__(
@@ -373,9 +374,9 @@ _GROUPING: Final = (9, 10)
 class Experts:
     """The feed-forward network of a MoE layer: top-k routing over E experts, and a shared expert.
 
-    The computation has no loop over experts, and does not synchronise with the device. ``gate_up`` (E, 2 * inner, H)
-    and ``down`` (E, H, inner) are as in GatedMlp. For up to ``gathered`` pairs of row and expert, the matrices of each
-    pair are gathered; for more, the rows are sorted by expert (see _GATHERED).
+    The computation has no loop over experts. ``gate_up`` (E, 2 * inner, H) and ``down`` (E, H, inner) are as in
+    GatedMlp. For up to ``gathered`` pairs of row and expert, the matrices of each pair are gathered; for more, the rows
+    are sorted by expert (see _GATHERED), which synchronises with the device on some GPUs.
     """
 
     router: torch.Tensor

@@ -38,8 +38,8 @@ _SETTINGS: Final = frozenset({"voice", "seed"})
 class DecodedStream(ABC):
     """The state of one session: its unfinished inputs, and the samples made so far for the oldest input.
 
-    ``done`` is the number of decoded units; a unit of this vocoder is a frame or a window. An input is finished, and
-    its samples are sent, when ``done`` reaches the number that ``goal`` returned for this input.
+    ``done`` is the number of decoded units, which are frames or windows, as the vocoder decides. An input is finished,
+    and its samples are sent, when ``done`` reaches the number that ``goal`` returned for this input.
     """
 
     def __init__(self, slot: int) -> None:
@@ -150,7 +150,7 @@ class Vocoder(ABC, Generic[Stream]):
         self._free.pop()
 
     def feed(self, session: int, item: VocoderInput) -> None:
-        """Queue codes for later steps. For invalid codes, closes the session and raises InvalidValue."""
+        """Queue codes of an open session for later steps. For invalid codes, closes it and raises InvalidValue."""
         stream = self._streams[session]
         try:
             self._check(stream, item)
@@ -316,7 +316,7 @@ STREAMING = WindowPlan()
 class MelWindow:
     """A window of an answer: it reads the codes ``left`` to ``right``, and makes audio of ``begin`` to ``end`` final.
 
-    All four are indices of codes in the answer. ``last`` marks the last window of the answer.
+    All four are indices of codes in the answer, the ends exclusive. ``last`` marks the last window of the answer.
     """
 
     left: int
@@ -378,7 +378,10 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
         return self._network.memory_bytes
 
     def warm_up(self) -> None:
-        """Capture graphs for windows of all usual lengths, and decode an answer with windows of all these lengths."""
+        """Capture graphs for windows of all usual lengths, and decode an answer with windows of all these lengths.
+
+        A slot must be free.
+        """
         plan, block = self._plan, self._network.codes_per_block
         blocks = plan.first + 2 * plan.chunk + plan.future
         windows = [MelWindow.of(plan, index, block=block, total=None) for index in range(plan.unlocked(blocks))]
@@ -584,7 +587,7 @@ class Token2WavNetwork:
         return self._weight_bytes
 
     def warm_up(self, frames: Sequence[int], *, batch: int) -> None:
-        """Run a window of each length in ``frames`` (mel frames); on a GPU, capture batches of up to ``batch``."""
+        """Run batches of up to ``batch`` windows of each length in ``frames`` (mel frames); on a GPU, capture them."""
         longest, width = max(frames), self._dit.hidden_size
         self._shape(longest)
         with torch.inference_mode(), self.device:

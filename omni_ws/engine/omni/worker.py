@@ -135,7 +135,7 @@ def _load(message: LoadModel) -> LoadedModel:
 
 
 def main() -> None:
-    """Load the model, report it to the server, and serve it."""
+    """Load the model, report it to the server, and serve it; if loading fails, report the error and return."""
     link = ServerLink(ToStepWorker)
     load, _ = link.receive()
     try:

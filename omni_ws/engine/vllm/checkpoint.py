@@ -66,8 +66,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Return the properties of the model's checkpoint. Blocks.
 
-    ``chat_template`` replaces the checkpoint's own template; ``arguments`` are passed to the template. Raises
-    EngineFailed for a template that cannot be used.
+    ``model`` must be running. ``chat_template`` replaces the checkpoint's own template; ``arguments`` are passed to the
+    template. Raises EngineFailed for a template that cannot be used.
     """
     config = model.llm.model_config
     renderer = _Renderer(model, chat_template)
@@ -136,7 +136,7 @@ class _Renderer:
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         """Return the prompt for ``messages``. If the last message is the assistant's, the answer continues it.
 
-        Raises InvalidValue for messages that the template rejects.
+        Raises InvalidValue for messages that the template rejects, and without a template.
         """
         from vllm.renderers import ChatParams
 
@@ -177,7 +177,7 @@ class _Renderer:
             return False
 
 
-#: The size limit; models' own templates have about 10 KiB.
+#: The limit on the size of a chat template; models' own templates have about 10 KiB.
 MAX_BYTES: Final = 1 << 20
 #: Where checkpoints keep templates besides ``tokenizer_config.json``.
 _TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "processor_config.json")
@@ -189,7 +189,7 @@ _NO_SPECIAL_TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token"
 
 
 def read_chat_template(path: Path) -> str:
-    """Return the template in a file. Blocks. Raises ConfigurationError for anything but a chat template."""
+    """Return the template in a file. Blocks. Raises ConfigurationError if the file has no valid chat template."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -298,7 +298,10 @@ class OmniModel:
         return _VOCODERS[self.family]
 
     def folder(self) -> Path:
-        """Return the folder with the model's files, and download missing ones. Blocks. Raises ConfigurationError."""
+        """Return the folder with the model's files. Blocks.
+
+        If ``model`` is a name, missing files are downloaded. Raises ConfigurationError if that fails.
+        """
         if Path(self.model).is_dir():
             return Path(self.model)
         from huggingface_hub import snapshot_download
@@ -312,7 +315,8 @@ class OmniModel:
 def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
     """Return the omni model with the name or folder ``model``; None if it is not an omni model, or is not found.
 
-    Reads config.json in the folder, the download cache or the model hub. Blocks, for seconds if the hub is asked.
+    ``args`` are vLLM's engine arguments. Reads config.json in the folder or the download cache, into which it is
+    downloaded from the model hub if missing. Blocks, for seconds if the hub is asked.
     """
     path = Path(model) / "config.json" if Path(model).is_dir() else _fetched_config(model, args)
     try:
@@ -325,9 +329,10 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
 
 
 def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> dict[str, int]:
-    """Return the bytes that each part takes once loaded, read from the headers of the files.
+    """Return the bytes that each part takes once loaded, read from the headers of the files in ``folder``.
 
-    The parts are ``thinker``, ``talker`` and ``vocoder``. Raises ConfigurationError.
+    The parts are ``thinker``, ``talker`` and ``vocoder``; the talker's slots are included, one of ``positions``
+    positions for each of ``sessions``. Raises ConfigurationError for files that cannot be read.
     """
     from omni_ws.engine.omni.slot_talker import talker_memory
     from omni_ws.engine.omni.transformer import CheckpointTensors
@@ -373,7 +378,8 @@ def memory_shares(
     """Return the shares of a GPU's memory, from 0 to 1, for the Thinker and the Talker.
 
     ``thinker`` and ``talker`` are the bytes of their checkpoints, None if unknown. A share that the operator set in the
-    arguments is kept, and the other model gets the rest. Raises ConfigurationError if a share is not a number.
+    arguments is kept, and the other model gets the rest of _BOTH, at least _LEAST. Raises ConfigurationError if a share
+    is not a number.
     """
     first_given, second_given = _given(thinker_args, "vllm.args"), _given(talker_args, "vllm.talker_args")
     if first_given is not None:

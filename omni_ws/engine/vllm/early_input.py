@@ -47,7 +47,7 @@ class EarlyOrigin:
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
     ``feed`` sends hidden states to the Talker, and chooses the salt for prompts whose states the Talker needs; None if
-    the model does not speak the answer.
+    the model does not speak the answer. ``media_sizes`` learns from each prompt with media.
     """
 
     model: LanguageModel
@@ -62,7 +62,11 @@ class EarlyOrigin:
         return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
 
     async def at_once(self, whole: Excerpt, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
-        """Return vLLM's outputs for the complete prompt ``whole``. Raises ContextLengthExceeded."""
+        """Process the media of the prompt ``whole``, and return vLLM's outputs for the prompt.
+
+        The first iteration submits the prompt. The feed gets the prompt, too. Raises ContextLengthExceeded, and the
+        errors of ``LanguageModel.render``.
+        """
         prompt = await self.render(whole)
         try:
             self.check_length(len(prompt["prompt_token_ids"]))
@@ -81,7 +85,8 @@ class EarlyOrigin:
     async def fed(self, first: RequestOutput) -> bool:
         """Wait until the feed has the hidden states of a prompt; ``first`` is vLLM's first output for the prompt.
 
-        Returns False if the prompt has to be submitted again.
+        Returns False if the prompt has to be submitted again, and True without a feed. Raises EngineFailed if the
+        states do not arrive.
         """
         return self.feed is None or await self.feed.computed(first.num_cached_tokens)
 
@@ -111,7 +116,7 @@ class EarlyBudget:
 
     @classmethod
     def of(cls, model: LanguageModel) -> EarlyBudget:
-        """Return the budget for a running model."""
+        """Return the budget for a running model: the share _STREAMED_SHARE of its slots and cache."""
         config = model.llm.vllm_config
         cache = config.cache_config
         capacity = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
@@ -160,7 +165,8 @@ class StreamedPrompt:
     async def extend(self, excerpt: Excerpt) -> bool:
         """Have the model compute ``excerpt``, the part of the prompt after ``given``, and wait until this is done.
 
-        Returns False if no more parts are accepted before the end of the input.
+        Returns False if no more parts are accepted before the end of the input; then ``excerpt`` was not accepted
+        either, and the request is aborted. Raises ContextLengthExceeded, and the errors of LanguageModel.
         """
         prompt = await self._render(excerpt)
         count = len(prompt["prompt_token_ids"])
@@ -192,7 +198,11 @@ class StreamedPrompt:
         return False
 
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
-        """Return vLLM's outputs for the complete prompt, of which only the part after ``given`` is computed now."""
+        """Release the slot, and return vLLM's outputs for the complete prompt.
+
+        Only the part after ``given`` is computed now. If ``whole`` does not start with ``given``, or the slot was
+        released before, the whole prompt is submitted anew. Raises ContextLengthExceeded.
+        """
         rest = whole.after(self.given)
         if rest is None or not self._holding:
             self.own_tokens = self._tokens
@@ -208,7 +218,7 @@ class StreamedPrompt:
         return self._outputs
 
     async def aclose(self) -> None:
-        """Release the slot and the blocks of the KV cache. Idempotent."""
+        """Abort the request, and release the slot and the blocks of the KV cache. Idempotent."""
         self._release_slot()
         await self._outputs.aclose()
         if self._media_in_flight and not self._outputs.arrived:
@@ -249,7 +259,8 @@ class StreamedPrompt:
 class WarmedPrefix:
     """An early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
 
-    It has the methods of StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
+    Its methods are used like those of StreamedPrompt, but ``extend`` accepts every part, and computes text only once it
+    fills a block of the cache. Parts that were evicted from the cache meanwhile are computed again.
     """
 
     def __init__(self, origin: EarlyOrigin) -> None:
@@ -314,7 +325,11 @@ class InputParts:
         self._video: VideoSampler | None = None
 
     def add(self, decoded: DecodedPart) -> None:
-        """Add a piece of decoded input; a new part number completes the previous part."""
+        """Add a piece of decoded input; a new part number completes the previous part.
+
+        Raises InvalidValue for the result of an unknown tool call, UnsupportedModality for media in a raw prompt, and
+        the error of ``room`` if it is full.
+        """
         if decoded.part != self._part:
             self.close_part()
             self._part = decoded.part
@@ -343,7 +358,7 @@ class InputParts:
         return self._speech is not None or self._video is not None
 
     def close_part(self) -> None:
-        """Complete the current part, and add the rest of it to the draft."""
+        """Complete the current part, and add the rest of it to the draft. Raises the errors of ``add``."""
         speech, self._speech = self._speech, None
         video, self._video = self._video, None
         if speech is not None:
@@ -374,7 +389,7 @@ class VideoSampler:
         self._kept: list[VideoFrame] = []
 
     def add(self, frames: Iterable[VideoFrame]) -> None:
-        """Add frames; when too many are kept, drop every other one."""
+        """Add frames; when too many are kept, drop every other one. Raises the error of ``room`` if it is full."""
         for frame in frames:
             if self._seen % self._every == 0:
                 self._room.take(frame.pixels.nbytes)
@@ -388,7 +403,8 @@ class VideoSampler:
     def for_vllm(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """Return the frames, uint8 of shape (frames, height, width, 3), and the metadata that vLLM expects.
 
-        All frames are scaled to the size of the first one.
+        All frames are scaled to the size of the first one. There must be a frame, and the sampler must not be used
+        afterwards. Raises the error of ``room`` if it is full.
         """
         step = -(-len(self._kept) // self._most)
         kept = self._kept[::step]
@@ -428,9 +444,10 @@ PAUSE_RATIO: Final = 10 ** (-30 / 20)
 class AudioSegmenter:
     """A splitter of speech in progress into segments that a model can process before the speech ends.
 
-    The splitter cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the
-    first pause after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone,
-    not on their times of arrival: a recording is cut like the same audio spoken live, so both get the same answer.
+    The splitter cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends within the first pause
+    after ``shortest_ms`` (at least PAUSE_MS), or after ``longest_ms`` without a pause. The cuts depend on the samples
+    alone, not on their times of arrival: a recording is cut like the same audio spoken live, so both get the same
+    answer.
     """
 
     def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int = LONGEST_MS) -> None:
@@ -469,7 +486,7 @@ class AudioSegmenter:
         return closed
 
     def finish(self) -> Samples | None:
-        """End the part; return its last segment, or None if no samples are left."""
+        """End the part; return its last segment, or None if no samples are left. A new part may follow."""
         segment = np.concatenate([*self._blocks, self._rest])
         self._rest = np.zeros(0, np.float32)
         self._restart(self._rest)

@@ -1,4 +1,4 @@
-"""VllmEngine: an engine with a Thinker, which reads text, audio and images, and optionally a voice, which speaks.
+"""VllmEngine: an engine with a Thinker, which reads text and media, and optionally a voice, which speaks.
 
 OmniVoice is the voice of an omni model; with ForcedAnswer, this voice reads a text aloud that the Thinker did not
 write.
@@ -95,11 +95,11 @@ _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:
-    """The own voice of an omni model: it owns the processes of Talker and vocoder, and makes the stages of an answer.
+    """An omni model's own voice: it owns the processes of Talker and vocoder, and makes the stages of an answer.
 
-    ``sessions`` is the limit on concurrently spoken answers. ``positions`` limits the prompt and the speech of an
-    answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept for
-    conversations.
+    ``sessions`` is the limit on concurrently spoken answers; a further answer is refused, or is text only (SpeechPart).
+    ``positions`` limits the prompt and the speech of an answer together, in positions of the Talker. ``kept_bytes``
+    limits the memory of the hidden states that are kept for conversations.
     """
 
     def __init__(self, model: OmniModel, *, sessions: int, positions: int, kept_bytes: int) -> None:
@@ -115,7 +115,7 @@ class OmniVoice:
 
     @property
     def state(self) -> EngineState:
-        """OK while both processes are running and ready."""
+        """OK while both processes are ready; STARTING before ``start`` and after ``stop``; UNHEALTHY if one died."""
         states = {process.state for process in self.processes}
         if not states or EngineState.STARTING in states:
             return EngineState.STARTING
@@ -123,12 +123,12 @@ class OmniVoice:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of both processes, in bytes: weights, slots and buffers."""
+        """The memory of both models, in bytes: weights, slots and buffers. A process that does not run counts 0."""
         return sum(process.ready.memory_bytes for process in self.processes if process.ready is not None)
 
     @property
     def open_sessions(self) -> int:
-        """The number of open sessions in both processes, for answers that are being spoken."""
+        """The sum of the open sessions in both processes; an answer that is being spoken has up to one in each."""
         return sum(process.open_sessions for process in self.processes)
 
     @property
@@ -145,20 +145,21 @@ class OmniVoice:
 
     @property
     def links(self) -> tuple[StageLink, StageLink]:
-        """The links before the Talker and before the vocoder."""
+        """The links before the Talker and before the vocoder. Raises EngineFailed before ``start``."""
         return ROWS_LINK, frames_link(self._started()[1].facts["frame_ms"])
 
     def describe(self) -> tuple[str, ...]:
-        """Return lines for the operator."""
+        """Return lines for the operator; none before ``start``."""
         if not self.voices:
             return ()
         at_once = f"{self._sessions} answer{'s' if self._sessions > 1 else ''} at a time"
         return (f"{self.model.name} speaks with its own voice: {', '.join(self.voices)}; {at_once}",)
 
     async def start(self) -> None:
-        """Start both processes, and open the channel for hidden states. Downloads missing files.
+        """Start both processes at the same time, and open the channel for hidden states. Downloads missing files.
 
-        Raises ConfigurationError for a model that cannot be read or does not fit into memory, and EngineFailed.
+        Raises ConfigurationError for a model that cannot be read or does not fit into memory, EngineFailed if a process
+        does not start.
         """
         prepare_environment()
         use_first_model_runner()
@@ -193,7 +194,10 @@ class OmniVoice:
         await self.rows.channel.stop()
 
     def thinker_share(self) -> float | None:
-        """Return the share of a GPU's memory for the Thinker; None without a GPU, or if the operator set it. Blocks."""
+        """Return the share (0 to 1) of a GPU's memory that the processes leave for the Thinker. Blocks.
+
+        Returns None without a GPU, or if the operator set the share. Call it after ``start``.
+        """
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args:
             return None
@@ -202,7 +206,10 @@ class OmniVoice:
         return share
 
     def _check_memory(self, folder: Path) -> None:
-        """Raise ConfigurationError if the model does not fit into memory. Not checked if vLLM quantises the model."""
+        """Raise ConfigurationError if the model does not fit into memory.
+
+        Not checked without a GPU, if the operator set the Thinker's share, or if vLLM quantises the model.
+        """
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args or self.model.args.get("quantization") is not None:
             return
@@ -219,7 +226,8 @@ class OmniVoice:
     ) -> tuple[OmniTalker, VocoderStage]:
         """Return the Talker and the vocoder of one request; the Talker takes TalkerItems.
 
-        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
+        ``voice`` None is the default voice. ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of
+        ``stage_params``, which Qwen2.5 ignores. Raises InvalidValue, and EngineFailed before ``start``.
         """
         talker, vocoder = self._started()
         asked = dict(sampling or {})
@@ -239,7 +247,10 @@ class OmniVoice:
 
 
 def own_voice(config: VllmConfig, model: OmniModel | None) -> OmniVoice | None:
-    """Return the voice of ``model`` if it is an omni model that is to speak. Raises ConfigurationError."""
+    """Return the own voice of ``model``; None if it is no omni model, has no Talker, or is not to speak.
+
+    Raises ConfigurationError for settings with which the model cannot speak.
+    """
     if model is None or not model.speaks or not config.omni_speech:
         return None
     problems: list[str] = []
@@ -282,8 +293,8 @@ class ForcedAnswer:
 
     The Thinker computes the hidden states of the text in steps, as its answer to an empty message. While the text still
     arrives, a step has at least LEAST_EARLY_TOKENS tokens; text that a client is writing is also computed at the end of
-    a clause and at a pause. If the Talker reads no hidden states of answers, there are no steps. A text without words
-    yields no items. Raises ContextLengthExceeded for a text that is too long for the Thinker.
+    a clause and at a pause. If the Talker reads no hidden states of answers (Qwen3), there are no steps. An empty text
+    yields no items. Raises ContextLengthExceeded if the Thinker has to compute a text that is too long for it.
     """
 
     name = "spoken text"
@@ -299,7 +310,7 @@ class ForcedAnswer:
         self._steps = 0
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Put the rows of an empty prompt into ``sink``, and then the tokens and hidden states of the text."""
+        """Put the rows of an empty prompt into ``sink``, then the tokens (Qwen2.5: and hidden states) of the text."""
         assert sink is not None, "this stage requires a Talker after it"
         form = self._parts.form
         head, tail = await self._in_thread(form.frame, PromptContext())
@@ -353,9 +364,10 @@ class ForcedAnswer:
 
 
 def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
-    """Split ``text`` into whole words and its last word, which may be incomplete; a very long word counts as whole.
+    """Split ``text`` into whole words and its last word, which may be incomplete.
 
-    With ``ended``, a last word that white space follows is complete, too.
+    With ``ended``, a last word that white space follows counts as whole, too. So does any word of more than
+    _LONGEST_WORD characters.
     """
     borders = [found.start() for found in _BORDER.finditer(text)]
     cut = last_border(text) if ended else borders[-1] if borders else 0
@@ -368,15 +380,20 @@ def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
 
 
 def _owner_of(request: GenerationRequest) -> str | None:
-    """Return the cache salt of a request: prefixes are cached per API key, lest response times reveal other prompts."""
+    """Return the cache salt of a request, its API key's name: otherwise response times would reveal others' prompts."""
     return request.owner
 
 
 class VllmEngine:
-    """The vLLM engine. Requests of the same API key share cached prefixes.
+    """The vLLM engine: it chats, serves token sessions and, with a voice, reads aloud.
 
-    ``readouts`` enables readouts of the residual stream for token sessions. ``trace_root`` is the folder for traces of
-    torch's profiler; None disables them. Raises ConfigurationError.
+    Requests of the same API key share cached prefixes. ``readouts`` enables readouts of the residual stream for token
+    sessions. ``trace_root`` is the folder for traces of torch's profiler; None disables them. The constructor may ask
+    the model hub for config.json, and so block for seconds. Raises ConfigurationError for missing or contradictory
+    settings.
+
+    ``start`` loads models on vLLM one after the other, since each measures the free memory of the device when it
+    starts. ``capabilities`` are complete after ``start``, which raises ConfigurationError or EngineFailed.
     """
 
     name = "vllm"
@@ -430,7 +447,7 @@ class VllmEngine:
 
     @property
     def tokens(self) -> TokenGenerator:
-        """The generator for token sessions. Raises EngineFailed before ``start``."""
+        """The generator for token sessions. Raises EngineFailed before ``start`` and after ``stop``."""
         if self._tokens is None:
             raise EngineFailed("the engine is not running", fatal=True)
         return self._tokens
@@ -445,7 +462,7 @@ class VllmEngine:
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The model and its Talker, by role."""
+        """The model and its Talker, by role; None for speech recognition, and without a Talker."""
         talker = None if self._talker is None else PartDescription(self._talker.name, self._talker.model)
         if self._voice is not None:
             talker = PartDescription(Talker.name, self.model)
@@ -454,7 +471,7 @@ class VllmEngine:
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of the model and its Talker, by role."""
+        """The states of the model and, if there is one, its Talker, by role."""
         voice = self._voice or self._talker
         return {Role.LLM.value: self._thinker.state} | ({} if voice is None else {Role.TTS.value: voice.state})
 
@@ -522,7 +539,7 @@ class VllmEngine:
         return tuple(lines)
 
     async def start(self) -> None:
-        """Load the models one after the other, since each measures the free memory of the device when it starts."""
+        """Load an omni model's own voice, the Thinker, then a separate Talker; if one fails, stop all. Idempotent."""
         if self._shared is not None:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
@@ -589,7 +606,7 @@ class VllmEngine:
             await self._voice.rows.install(llm)
 
     def _share_memory(self, speaker: Speaker) -> None:
-        """Divide the GPU's memory between the models. Blocks while the sizes of the checkpoints are determined."""
+        """Set the shares of the GPU's memory for both models. Blocks while the checkpoints' sizes are determined."""
         assert self.config.model is not None
         assert self.config.talker is not None
         sizes = weights_bytes(self.config.model), weights_bytes(self.config.talker)
@@ -684,10 +701,11 @@ async def _forced_speech(
 
 
 class RequestStages:
-    """The stages of one request, and their results.
+    """The stages of one chat request (``stages``, ``links``), and their results.
 
-    ``voice`` is the voice that speaks the answer: a separate Talker, or the omni model's own voice. Raises
-    UnsupportedParameter for options that the engine does not support.
+    ``voice`` is the voice that speaks the answer: a separate Talker, or the omni model's own voice. ``share`` accounts
+    for the memory of media. Raises UnsupportedParameter for options that the engine does not support, and InvalidValue
+    for invalid sampling or stage parameters.
     """
 
     def __init__(
@@ -715,7 +733,7 @@ class RequestStages:
     def _speaking(
         self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
     ) -> tuple[Stage[Any], Stage[Any]]:
-        """Return the Talker and vocoder stages. With ``goes_on``, the text goes on if an omni model's voice fails."""
+        """Return the Talker's and vocoder's stages. ``goes_on``: the text goes on if an omni model's voice fails."""
         sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
         if isinstance(voice, Speaker):
             talker, self._vocoder = voice.stages(
@@ -758,7 +776,7 @@ _PROFILER_SETTING: Final = "profiler_config"
 def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
     """Return vLLM's arguments, with its profiler set to trace to a folder of ``role`` below ``root``.
 
-    They are unchanged if ``root`` is None (no profiles), or if the operator has configured the profiler.
+    ``args`` are returned unchanged if ``root`` is None (no profiles), or if the operator has configured the profiler.
     """
     if root is None or _PROFILER_SETTING in args:
         return dict(args)
@@ -800,7 +818,10 @@ class TorchTrace:
         return self._root is not None and not self._set_by_operator
 
     async def start(self, template: Path) -> None:
-        """Start a trace; the paths of its files will begin with ``template``. Raises EngineFailed."""
+        """Start a trace; the paths of its files will begin with ``template``.
+
+        Raises EngineFailed if a model or process cannot be traced; the others then stop tracing.
+        """
         self._name, self._template = uuid.uuid4().hex, template
         model: LanguageModel | StepProcess
         try:
@@ -831,14 +852,14 @@ class TorchTrace:
         return files
 
     def _file(self, role: str) -> Path:
-        """Return the path to which a StepProcess writes its trace, named as vLLM names its own traces."""
+        """Return the path for the trace of a StepProcess, named as vLLM names its own; create the path's folder."""
         assert self._root is not None
         folder = _trace_folder(self._root, role)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self._name}_rank0.pt.trace.json.gz"
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
-        """Move the traces to their destination, and return the new paths."""
+        """Move the traces of the models and processes ``roles`` to their destination; return the new paths."""
         assert self._root is not None
         found: list[Path] = []
         self._template.parent.mkdir(parents=True, exist_ok=True)

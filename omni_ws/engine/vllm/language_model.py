@@ -76,7 +76,10 @@ _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
 
 
 def prepare_environment() -> None:
-    """Set the environment variables that vLLM reads when it is imported. Call it before the import of vLLM."""
+    """Set the environment variables that vLLM reads when it is imported. Call it before the import of vLLM.
+
+    Variables that are set already are kept. Also creates a folder for vLLM's sockets, which is removed at exit.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if _SOCKETS not in os.environ:
@@ -91,7 +94,7 @@ def use_first_model_runner() -> None:
 
 
 def check_vllm() -> None:
-    """Import vLLM. Raises ImportError if this version lacks one of the internal names that this module uses.
+    """Import vLLM. Raises ImportError if vLLM is missing, or lacks one of the internal names that this module uses.
 
     The workers use further names, of the model and its runner; a missing one fails by name when it is used.
     """
@@ -112,12 +115,12 @@ def check_vllm() -> None:
 class LanguageModel:
     """A model that vLLM runs in a separate process.
 
-    ``role`` is the model's name in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged;
-    ``setting`` is the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also
-    after a restart.
+    ``role`` is the model's name in messages. ``args`` are vLLM's engine arguments, which take precedence over our
+    defaults; ``setting`` is the configuration key that holds them, for messages. ``prepare`` is awaited after each
+    load, also after a restart, and before the warm-up.
 
-    When the process dies, running requests fail, ``state`` becomes UNHEALTHY, and a new process is started, with
-    increasing delays until this succeeds.
+    Once started, when the process dies, running requests fail, ``state`` becomes UNHEALTHY, and a new process is
+    started, with increasing delays until this succeeds.
     """
 
     def __init__(
@@ -152,18 +155,22 @@ class LanguageModel:
         return self._running
 
     def take_defaults(self, args: Mapping[str, Any]) -> None:
-        """Set engine arguments that the operator did not set. To be called before ``start``."""
+        """Set engine arguments, except those that are set already. To be called before ``start``."""
         self._args = {**args, **self._args}
 
     async def start(self) -> None:
-        """Load the model and warm it up. Raises ConfigurationError for invalid arguments, EngineFailed otherwise."""
+        """Load the model and warm it up.
+
+        Raises ConfigurationError for unknown arguments, the ConfigurationErrors and OmniErrors of ``prepare``, and
+        EngineFailed for any other failure, such as an invalid value of an argument.
+        """
         await self._load()
         self.state = EngineState.OK
         keeping = keep_running(f"the {self.role}", self._until_death, self._start_again, Backoff())
         self._watcher = asyncio.create_task(keeping, name=f"watch over the {self.role}")
 
     async def stop(self) -> None:
-        """End the process. Idempotent."""
+        """End the process; running requests fail. Idempotent."""
         self.state = EngineState.STARTING
         watcher, self._watcher = self._watcher, None
         await end_tasks(watcher)
@@ -172,6 +179,8 @@ class LanguageModel:
     def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> ModelOutputs:
         """Return an iterator over vLLM's outputs for a prompt; the first iteration submits the prompt.
 
+        ``request_id`` must be unique. Of waiting requests, those with a lower ``priority`` come first, see
+        ``by_priority``. Raises EngineFailed while there is no process.
         The iteration raises only OmniErrors: vLLM's exceptions are translated.
         """
         llm = self.llm
@@ -220,7 +229,10 @@ class LanguageModel:
             raise
 
     def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
-        """Translate an exception of vLLM to an OmniError; ``of_input``: it was raised by processing the prompt."""
+        """Translate an exception of vLLM to an OmniError; if the process has died, note its death.
+
+        ``of_input``: the exception was raised by processing the prompt.
+        """
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.async_llm import InputStreamError
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -297,7 +309,7 @@ class LanguageModel:
             return self._open(args)
 
     def engine_args(self) -> AsyncEngineArgs:
-        """Return vLLM's engine arguments. Raises ConfigurationError for unknown names."""
+        """Return vLLM's engine arguments. Imports vLLM. Raises ConfigurationError for unknown names."""
         prepare_environment()
         from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -421,8 +433,8 @@ async def _in_daemon_thread(
 ) -> T:
     """Run ``call`` in a daemon thread, since loading takes minutes, and the interpreter's exit must not wait for it.
 
-    If the waiting task is cancelled, ``give_up`` is called with the thread and, once the call has a result, ``discard``
-    with this result.
+    Returns the result of ``call``, or raises its exception. If the waiting task is cancelled, ``give_up`` is called
+    with the thread and, once the call has a result, ``discard`` with this result, both in further threads.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -456,10 +468,10 @@ async def _in_daemon_thread(
     try:
         await done
     except asyncio.CancelledError:
-        if not done.cancelled():  # it was settled in the very pass in which the waiting task was cancelled
-            discard_made()
-        else:
+        if done.cancelled():
             threading.Thread(target=give_up, args=(thread,), daemon=True).start()
+        elif done.exception() is None:  # it was settled in the very pass in which the waiting task was cancelled
+            discard_made()
         raise
     return made.pop()
 
@@ -653,7 +665,7 @@ class OutputGroups:
         return asyncio.get_running_loop().time()
 
     def hold(self, outputs: ModelOutputs) -> None:
-        """Have the timer call ``outputs.take_held``: GROUP_SEC after the first output of the current group was held."""
+        """Have the timer call ``outputs.take_held``, GROUP_SEC after the first output of the current group was held."""
         self._holding.append(outputs)
         if len(self._holding) == 1:
             asyncio.get_running_loop().call_later(GROUP_SEC, self._release)
@@ -684,7 +696,7 @@ class Elsewhere:
     """The part of a model that has to be started on another machine.
 
     ``lacks`` describes it for the operator, ``address`` is where this machine waits for it, and ``line`` is the command
-    for the other machine.
+    for the other machine, or for the first of several. ``str`` puts them into one text for the operator.
     """
 
     lacks: str
@@ -702,7 +714,7 @@ class Elsewhere:
 def elsewhere(args: AsyncEngineArgs, given: Mapping[str, Any]) -> Elsewhere | None:
     """Return the part of a model that has to be started on other machines by hand; None if there is none.
 
-    ``given`` are those of vLLM's ``args`` that are not defaults.
+    ``given`` are those of vLLM's ``args`` that are not defaults, for the command.
     """
     from vllm.config import ParallelConfig
     from vllm.utils.network_utils import get_tcp_uri
@@ -747,7 +759,10 @@ def _text(value: object) -> str:
 
 @contextmanager
 def telling_of_others(role: str, args: AsyncEngineArgs, given: Mapping[str, Any]) -> Iterator[None]:
-    """Log for which other machines the start of the model ``role``, in the block, waits, and which have come."""
+    """Log, while the block starts the model ``role``, which other machines the start waits for, and which have come.
+
+    Nothing is logged for a model on this machine alone. ``args`` and ``given`` are those of ``elsewhere``.
+    """
     needed = elsewhere(args, given)
     if needed is None:
         yield
@@ -807,7 +822,7 @@ class OtherMachines:
 
     @property
     def lost(self) -> bool:
-        """Whether a connection has ended. A machine that loses its power or its cable leaves its connection open."""
+        """Whether a connection has ended. A machine that loses its power or its cable is not noticed."""
         return bool(self._events.poll(0))
 
     def close(self) -> None:
@@ -817,7 +832,8 @@ class OtherMachines:
 def run_node(args: AsyncEngineArgs) -> NoReturn:
     """Run this machine's part of a model until SIGTERM or SIGINT (SystemExit), and start it again whenever it ends.
 
-    Its processes end with those of the server; new ones wait for the next server. Raises ConfigurationError.
+    The processes here end with those of the server; new ones wait for the next server. Raises ConfigurationError if the
+    server's address is not found, or vLLM refuses the arguments.
     """
     from vllm.entrypoints.cli.serve import run_headless
 

@@ -41,7 +41,7 @@ def marked_processes() -> Iterator[None]:
     """Mark all processes that are started during the block, so that they are killed when this process has ended.
 
     Processes that run other programs inherit the mark in their environment; forks inherit an open file whose name is
-    the mark. Raises OSError.
+    the mark. The first call starts the reaper. Raises OSError if the reaper or the file cannot be made.
     """
     global _starts
     with _lock:
@@ -74,7 +74,10 @@ def _watched_mark() -> str:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes of this machine that have ``mark``, including processes that they start meanwhile."""
+    """Kill all processes of this machine that have ``mark``, including processes that they start meanwhile.
+
+    Blocks until _LOOKS looks in succession have found none.
+    """
     looks = 0
     while looks < _LOOKS:
         found = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_marked(name, mark)]
@@ -108,7 +111,10 @@ def _target(link: str) -> str:
 
 
 def reap(server: int, mark: str) -> None:
-    """Wait for the end of ``server``, the parent of this process, and kill all processes with ``mark``."""
+    """Wait for the end of ``server``, the parent of this process, and kill all processes with ``mark``.
+
+    Meanwhile this process ignores SIGINT, SIGTERM and SIGHUP.
+    """
     # Whoever ends all processes of a service at once ends the server, too, which may take its time.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -30,9 +30,11 @@ FREE_SEARCH_CHARACTERS: Final = 4096
 
 @dataclass(slots=True)
 class PromptDraft:
-    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread, unless the text is short.
+    """A prompt in progress.
 
-    The draft does not record which part of the prompt a model has received already; Given does.
+    The constructor, ``stable``, ``whole`` and ``shorten`` run in the tokenizer's thread, unless the text is short. A
+    history that is too long for ``limit`` is shortened in the constructor. The draft does not record which part of the
+    prompt a model has received already; Given does. Raises InvalidValue if the template rejects the context.
     """
 
     form: PromptForm
@@ -139,13 +141,13 @@ class PromptDraft:
         return True
 
     def costs_history(self, tokens: int) -> bool:
-        """Whether a prompt with ``tokens`` tokens and the media is so long that turns of the history are left out."""
+        """Whether a prompt with ``tokens`` tokens, and the media, is so long that turns of history must be left out."""
         if self.limit is None or not self.context.history:
             return False
         return tokens + self._media_tokens > self.limit.prompt
 
     def shorten(self) -> bool:
-        """Leave out more turns, because the prompt turned out to be too long; return False if no turn was left."""
+        """Leave out more turns, because the prompt turned out to be too long; return False if none was left to omit."""
         return self._leave_out(1)
 
     def add_tool_result(self, call_id: str, text: str) -> None:
@@ -166,7 +168,7 @@ class PromptDraft:
         self._open_characters += len(text)
 
     def add_media(self, media: Media, part: int) -> None:
-        """Add a media item, as a placeholder on a line of its own."""
+        """Add a media item, as a placeholder on a new line. Raises UnsupportedModality in a raw prompt."""
         self._begin(part, always=True)
         self._place(media)
 
@@ -180,10 +182,10 @@ class PromptDraft:
         return "".join(self._open_pieces)
 
     def stable(self, given: Given, least: int) -> Excerpt | None:
-        """Return the part of the prompt after ``given`` that further input cannot change, or None if there is none.
+        """Return the part of the prompt after ``given`` that further input cannot change; None if there is none yet.
 
-        A part without media must have at least ``least`` tokens; a part with media is always worth an early
-        computation.
+        With tool results there is none. A part without media must have at least ``least`` tokens; a part with media is
+        always worth an early computation. Long open text is searched only now and then, see FREE_SEARCH_CHARACTERS.
         """
         if self.tool_results:
             return None  # more may follow, and they precede everything else
@@ -207,7 +209,11 @@ class PromptDraft:
         return Excerpt(tokens, media, end)
 
     def whole(self) -> Excerpt:
-        """Return the complete prompt."""
+        """Return the complete prompt, at the end of the input, with the tool results.
+
+        Turns of the history are left out as far as ``limit`` demands it. If no turn is left, the prompt may still
+        exceed it. Raises InvalidValue if the template rejects the tool results.
+        """
         if self.tool_results:
             self._pinned = self.tool_results
             self._results = tuple(
@@ -220,7 +226,7 @@ class PromptDraft:
 
     @property
     def text(self) -> str:
-        """The complete prompt as text."""
+        """The complete prompt as text; the tool results are in it once ``whole`` was called."""
         return self.head + self._body + self.form.plain(self._open_text) + self.tail
 
     def _begin(self, part: int, *, always: bool = False) -> None:
@@ -247,7 +253,7 @@ _SAMPLE: Final = ("One, two and three: some words", " that stand for all others.
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """Everything in a prompt except the input: instructions, tools, history, and the role of the input's message."""
+    """Everything in a prompt except the input. ``role`` is the role of the input's message."""
 
     instructions: str = ""
     history: tuple[Message, ...] = ()
@@ -270,8 +276,10 @@ class PromptContext:
 class PromptForm:
     """The format of one model's prompts. Its methods run in the tokenizer's thread, unless the text is short.
 
-    ``render`` applies the chat template to messages, tools and further arguments, and ends with the header of the
-    answer. ``placeholder`` returns the text that stands for the n-th item of a modality (from 1).
+    ``render`` applies the chat template to messages, tools and further arguments. The result ends with the header of
+    the answer or, if the last message is the assistant's, with this message. ``placeholder`` returns the text that
+    stands for the n-th item of a modality (from 1). ``media`` are the modalities that the model reads: the tokens of
+    their placeholders count as control tokens.
     """
 
     def __init__(
@@ -367,7 +375,7 @@ class PromptForm:
         return border
 
     def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
-        """Return the template's text before the input, and that after it.
+        """Return the template's text before the input, and the template's text after the input.
 
         With ``user`` False, the prompt has no message for the input. If the input's message is the assistant's, the
         text after it is empty, because the answer continues the message. Raises InvalidValue if the template rejects
@@ -517,7 +525,7 @@ class Excerpt:
         return prompt
 
     def after(self, given: Given) -> Excerpt | None:
-        """Return the rest of this excerpt after ``given``; None if the excerpt does not start with ``given``."""
+        """Return the rest of this excerpt after ``given``; None if it does not start with ``given``, or has no rest."""
         count = len(given.tokens)
         if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
             return None
@@ -562,7 +570,7 @@ class PromptLimit:
 
     @classmethod
     def of(cls, context: int, max_tokens: int | None) -> Self:
-        """Return the limits for a model's ``context`` in tokens and an answer of at most ``max_tokens``."""
+        """Return the limits for a model's ``context`` in tokens and an answer of at most ``max_tokens`` (None: any)."""
         answer = min(max_tokens or ANSWER_RESERVE, context // 4)
         return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
 
@@ -595,7 +603,10 @@ class HistoryTrim:
         self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
 
     def leave_out(self, tokens: int) -> bool:
-        """Leave out further turns with at least ``tokens`` tokens, at least one turn; return False if none is left."""
+        """Leave out at least one further turn; return False if none was left.
+
+        Turns with at least ``tokens`` tokens are left out if there are so many, and all up to the next cut.
+        """
         begins = self._positions()
         first, wanted = self._first, begins[self._first] + tokens
         while self._first < len(begins) - 1 and (begins[self._first] < wanted or self._first == first):
@@ -644,7 +655,8 @@ class MediaSizes:
     """An estimate of how many tokens media take, from the averages of the media that vLLM has processed.
 
     vLLM expands placeholders when it processes a prompt, so the length of a prompt with media is only known afterwards.
-    The first image and the first video are estimated as 0 tokens. Methods may be called from any thread.
+    Images are estimated as 0 tokens until the first one was processed, and so are videos. Methods may be called from
+    any thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Token sessions on vLLM, with readouts: projections of the residual stream onto vectors, sent by its workers.
+"""Token sessions on vLLM, with readouts: projections of the residual stream onto vectors, sent by vLLM's workers.
 
 Readouts installs the vectors in vLLM's workers. ReadoutVectors are read from files, or made from prompts that have a
 concept and prompts that do not (``make_vectors``).
@@ -53,7 +53,7 @@ class _ReadFromCache(Exception):
 class TokenGenerator(TokenEngine):
     """The TokenEngine of a model that runs on vLLM. ``channel`` is None if readouts are disabled.
 
-    vLLM cannot compute a prompt without generating a token after it, so a list that fills the context is refused.
+    vLLM cannot compute a prompt without generating a token after it, so a token list that fills the context is refused.
     """
 
     def __init__(
@@ -132,7 +132,11 @@ class TokenGenerator(TokenEngine):
                 yield event
 
     async def _prompt(self, generation: TokenGeneration) -> Any:
-        """Return the session's tokens as a prompt of vLLM, with the images processed."""
+        """Return the session's tokens as a prompt of vLLM, with the images processed.
+
+        Raises ContextLengthExceeded for a list that fills the context, and EngineFailed if the model's tokens for an
+        image differ from the session's.
+        """
         tokens = list(generation.tokens)
         if len(tokens) >= self.max_model_len:
             raise ContextLengthExceeded(f"at most {self.max_model_len - 1} tokens, got {len(tokens)}")
@@ -229,7 +233,10 @@ class _Call:
         )
 
     async def events(self, outputs: ReadAhead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the events of the call, made of vLLM's outputs. Raises _ReadFromCache before the first event."""
+        """Yield the events of the call, made of vLLM's outputs.
+
+        Raises _ReadFromCache before the first event, and EngineFailed if vLLM fails or a readout does not arrive.
+        """
         first = True
         count = 0
         async for output in outputs:
@@ -329,7 +336,10 @@ class ReadAhead:
             yield output
 
     async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Wait for ``arrival``. Raises the error of vLLM if it fails meanwhile, or EngineFailed after a time-out."""
+        """Wait for ``arrival``. Raises vLLM's error if vLLM fails meanwhile.
+
+        Raises EngineFailed if ``arrival`` is not done _ARRIVAL_SEC after vLLM's next output, or after vLLM's end.
+        """
         if arrival.done():
             return
         if self._next is None:
@@ -453,7 +463,10 @@ def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpos
 
 
 class Readouts:
-    """The readouts of one model. ``engine_args`` are vLLM's arguments that enable them and disable compiled graphs."""
+    """The readouts of one model, which vLLM sends through ``channel``.
+
+    ``engine_args`` are vLLM's arguments that enable readouts and disable compiled graphs.
+    """
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.workers.ReadoutWorker",
@@ -473,9 +486,9 @@ class Readouts:
             raise ConfigurationError(problems)
 
     async def install(self, llm: AsyncLLM) -> None:
-        """Install the vectors in the workers of an engine that has started.
+        """Install the vectors in the workers of an engine that has started; ``channel`` must be open.
 
-        Raises ConfigurationError for vectors of another model.
+        Raises ConfigurationError for vectors that do not fit the model's hidden size or layers.
         """
         manifest = self.manifest
         arguments = (
@@ -549,7 +562,10 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
 def save_vectors(
     matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
 ) -> None:
-    """Write vectors to two files. ``matrices`` has a matrix for each layer, with a row for each concept."""
+    """Write vectors, as float16, to the file ``vectors``, and their description as JSON to the file ``manifest``.
+
+    ``matrices`` has a matrix for each layer, with a row for each of ``concepts``.
+    """
     from safetensors.numpy import save_file
 
     layers = sorted(matrices)
@@ -622,8 +638,8 @@ async def make_vectors(
     last token: over prompts that have the concept and over prompts that do not. The stream is read with the readout
     worker, whose "concepts" are then the unit vectors of the stream's dimensions.
 
-    Raises ConfigurationError for layers that the model lacks and for prompts whose means do not differ, and the errors
-    of LanguageModel.
+    Raises ConfigurationError for layers that the model lacks, for prompts that are empty or too long, and for prompts
+    whose means do not differ; and the errors of LanguageModel and TokenGenerator.
     """
     Readouts.check_args(args)
     args = {"model": model, **args, **Readouts.engine_args}

@@ -76,8 +76,8 @@ class VllmRecogniser(LanguageModel):
     """A Recogniser: Whisper, Voxtral, or any other model for which vLLM supports transcription.
 
     ``args`` are vLLM's engine arguments. Interim texts come at growing intervals, because for each of them the model
-    reads the utterance from its beginning. Texts have no times of words. The model's languages and limits are known
-    after ``start``.
+    reads the utterance from its beginning. Texts have no times of words. The model's languages, limits and abilities
+    are known after ``start``, which raises ConfigurationError for a model that cannot transcribe speech at SAMPLE_RATE.
     """
 
     name = "vllm"
@@ -120,8 +120,9 @@ class VllmRecogniser(LanguageModel):
     ) -> str:
         """Return the text of an utterance of at most ``limits.longest`` samples; with ``translate``, in English.
 
-        With ``language`` None the language is detected. ``expected`` is a text with the names and terms to expect. In
-        vLLM's queue, a lower ``priority`` comes first.
+        With ``language`` None the language is detected, if the model does that (``detects_language``). ``expected`` is
+        a text with the names and terms to expect, for Whisper only. In vLLM's queue, a lower ``priority`` comes first.
+        Raises OmniErrors.
         """
         if language is None and self.detects_language:
             language = await self.language_of(pcm, priority=priority)
@@ -136,11 +137,11 @@ class VllmRecogniser(LanguageModel):
 
     @property
     def detects_language(self) -> bool:
-        """Whether the language has to be detected before the transcription if it is not given."""
+        """Whether a language that is not given has to be detected before the transcription. Known after ``start``."""
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
-        """Detect and return the language that is spoken in ``pcm``, as a code such as ``en``."""
+        """Return the language that is spoken in ``pcm``, as a code such as ``en``. Only if ``detects_language``."""
         tokenizer = self.llm.get_tokenizer()
         parameters = self._parameters(1, allowed=self._class.get_language_token_ids(tokenizer))
         prompt = self._class.get_language_detection_prompt(samples_from_pcm16(pcm), self._config)
@@ -149,7 +150,7 @@ class VllmRecogniser(LanguageModel):
         return language
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """Read the properties of the model, and transcribe a second of noise."""
+        """Read the properties of the model, and transcribe a second of noise. Raises ConfigurationError."""
         await asyncio.to_thread(self._read, llm)
         noise = np.random.default_rng(0).integers(-300, 300, SAMPLE_RATE, dtype=np.int16)
         await self.transcribe(noise, language="en" if "en" in self._languages else min(self._languages))
@@ -229,7 +230,10 @@ class VllmRecogniser(LanguageModel):
 
 
 class VllmTranscriber:
-    """A Transcriber on vLLM. Without a given language, it detects the first utterance's language, and keeps it."""
+    """A Transcriber on vLLM.
+
+    Without a given ``language``, it detects the first utterance's language, and keeps it, if ``model`` can detect it.
+    """
 
     speculates = True
 

@@ -77,8 +77,9 @@ class AskedSampling(NamedTuple):
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
     """Return the sampling parameters for an answer. ``defaults`` are the checkpoint's values.
 
-    Without ``max_tokens`` the answer may fill the context. The result must be used for one request only, because vLLM
-    modifies it. Raises InvalidValue for values that vLLM refuses.
+    ``asked`` takes precedence over them. Without ``max_tokens`` the answer may fill the context. The result must be
+    used for one request only, because vLLM modifies it. Raises InvalidValue for values that vLLM refuses, a JSON Schema
+    above MAX_SCHEMA_BYTES, and several answers at temperature 0.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -143,7 +144,7 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """Return parameters for a prompt without an answer. vLLM still generates one token, which is discarded."""
+    """Return parameters for a prompt without an answer. vLLM still generates one token, which the caller discards."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -191,7 +192,7 @@ def check_parsers(tools: str | None, reasoning: str | None) -> None:
 
 
 def load_parser(model: LanguageModel, tools: str | None, reasoning: str | None) -> Any:
-    """Return vLLM's parser class for the named parsers of tool calls and thought.
+    """Return vLLM's parser class for the named parsers of tool calls and thought (None: no such parser). Blocks.
 
     Raises ConfigurationError if the class does not work with the model's tokenizer.
     """
@@ -252,10 +253,10 @@ class ParserUse:
 def parser_use(
     parser: Any, model: LanguageModel, request: GenerationRequest, *, arguments: Mapping[str, Any], tokenizer: Any
 ) -> ParserUse | None:
-    """Return the ParserUse for a request; None if its answer has neither tool calls nor thought.
+    """Return the ParserUse for a request; None if its answer can have neither tool calls nor thought.
 
     ``parser`` is vLLM's parser class. ``tokenizer`` must not be in use by another thread. Blocks for milliseconds.
-    Raises InvalidValue for invalid tools or an unknown tool choice.
+    Raises the errors of ``check_tools``, and InvalidValue for tools that the model does not support.
     """
     check_tools(request.tools, request.tool_choice)
     if request.options.raw_prompt or not (request.tools or parser.reasoning_parser_cls):
@@ -284,7 +285,7 @@ def parser_use(
 
 
 def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
-    """Return the constraint with at most one blank between the parts of its JSON, if the backend supports that.
+    """Return the constraint with at most one blank between the parts of its JSON; unchanged if that is not possible.
 
     If any number of blanks is allowed, a model that prefers a blank at temperature 0 writes blanks for ever.
     """
@@ -397,7 +398,8 @@ class AnswerReader:
     ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token`` makes
     the TokenLogprob of a token from vLLM's entry; both are None if log-probabilities are not requested. With
     ``names_end`` the log-probabilities include the token that ends the answer. With ``wanted`` False the content is
-    dropped: vLLM generates at least one token even if a request only wants an echo of its prompt.
+    dropped and the finish reason is LENGTH: vLLM generates at least one token even if a request only wants an echo of
+    its prompt.
     """
 
     def __init__(
@@ -425,7 +427,11 @@ class AnswerReader:
         self._held_text = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterable[AnswerOutput]:
-        """Return the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
+        """Return the content of vLLM's next output; ``prompt`` is the prompt's tokens.
+
+        The output is processed during the iteration, which must be finished before the next call. The last output sets
+        ``finish_reason``. Raises EngineFailed for an unknown finish reason.
+        """
         if self._plain and piece.finish_reason is None:
             self.tokens += len(piece.token_ids)
             return (TextOutput(piece.text, (), self.choice),) if piece.text else ()
@@ -552,7 +558,10 @@ class AlignedTokens(Generic[T]):
 
 
 class TokenBytes:
-    """The bytes of each of a tokenizer's tokens; a token may be a part of a character."""
+    """The bytes of each of a tokenizer's tokens; a token may be a part of a character.
+
+    If xgrammar does not support the tokenizer, the bytes are those of the token's text, with U+FFFD for such a part.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar
@@ -572,7 +581,8 @@ class TokenBytes:
     def logprob(self, token: int, entry: Mapping[int, Any] | None, top: int) -> TokenLogprob:
         """Return a token with its log-probability, and the ``top`` most probable tokens at its position.
 
-        ``entry`` is vLLM's log-probabilities by token for this position; None for the first token of a prompt.
+        ``entry`` is vLLM's log-probabilities by token for this position; None for the first token of a prompt, which
+        has no log-probability.
         """
         if entry is None:
             return self._named(token, None)
@@ -656,12 +666,12 @@ class SpokenTokens:
             self._held = self._held[characters:]
 
 
-#: The number of tokens in a piece.
+#: The number of tokens in a piece of a PromptEcho.
 PIECE_TOKENS: Final = 256
 
 
 class PromptEcho:
-    """The prompt as the beginning of the answer: pieces of text with their tokens.
+    """The prompt as the beginning of the answer, in pieces of text with their tokens.
 
     ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
     probable tokens to report for each position; None reports no log-probabilities.
@@ -678,7 +688,10 @@ class PromptEcho:
     def pieces(
         self, entries: Sequence[Mapping[int, Any] | None] | None
     ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
-        """Yield pieces of the prompt's text, each with its tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
+        """Yield pieces of the prompt's text, each with its tokens; without log-probabilities, one piece without tokens.
+
+        ``entries`` is vLLM's ``prompt_logprobs``.
+        """
         if self._top is None or entries is None:
             yield "".join(self._parts), ()
             return

@@ -29,9 +29,10 @@ class SnacDecoder:
 
     ``noise_seed`` makes SNAC's noise a function of the position in the clause, so that windows agree about the samples
     they share; None disables it. ``model`` is modified: its encoder is dropped, its weight parametrisations are
-    removed and its noise is replaced.
+    removed and its noise is replaced. ``device`` None is a GPU if there is one. On a GPU, TF32 is disabled for all
+    convolutions of this process.
 
-    Raises EngineFailed for a codec that does not match ``layout``.
+    Raises EngineFailed for a codec that does not match ``layout``, or has attention.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class SnacDecoder:
 
     @classmethod
     def load(cls, codec: str, layout: FrameLayout, **options: Any) -> SnacDecoder:
-        """Load the codec from a folder with ``config.json`` and ``pytorch_model.bin``, or from the model hub.
+        """Load the codec from a folder with ``config.json`` and ``pytorch_model.bin``, or by its name at the model hub.
 
-        Blocks. Raises EngineFailed.
+        ``options`` are those of the constructor. Blocks. Raises EngineFailed.
         """
         try:
             model = SNAC.from_pretrained(codec)

@@ -1,4 +1,4 @@
-"""Speaker: a voice made of a Talker on vLLM, which generates codec frames, and Code2Wav, which decodes them.
+"""Speaker: a voice made of a Talker on vLLM, which generates codec frames, and Code2Wav, which decodes the frames.
 
 A TalkerProfile is the prompt format and token layout of a Talker; a FrameLayout is the encoding of codec frames by its
 tokens. The DecodeQueue decodes the chunks of all requests in batches. Each chunk is decoded within a CodecWindow, which
@@ -69,8 +69,8 @@ class Code2Wav:
     """A Stage of one request that decodes speech: CodecFrames in, AudioOutputs to the client.
 
     ``queue`` decodes the chunks of all requests. ``sample_rate`` (in Hz) and ``frame_ms`` (the duration of a frame in
-    milliseconds) are those of its decoder, ``slots`` is the number of tokens in a frame. ``policy`` controls the size
-    of chunks.
+    milliseconds) are those of the queue's decoder, ``slots`` is the number of tokens in a frame. ``policy`` controls
+    the size of chunks.
     """
 
     name = "code2wav"
@@ -104,7 +104,10 @@ class Code2Wav:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode each clause, and write its audio to ``outputs``, up to the end of ``source``."""
+        """Decode each clause, and write its audio to ``outputs``, up to the end of ``source``.
+
+        Raises the errors of ``DecodeQueue.decode``.
+        """
         async with self._chunks.reading(source):
             while await self._chunks.has_more():
                 await self._decode_clause(outputs)
@@ -145,8 +148,8 @@ class DecodeQueue:
     The function ``decode`` gets up to ``batch`` windows. The queue needs no limit, because a request submits one window
     at a time.
 
-    ``ms_per_frame`` is the average time from the submission of a window to its result, divided by the window's frames,
-    in milliseconds; 0 before the first measurement.
+    ``ms_per_frame`` is the moving average of the time from the submission of a window to its result, divided by the
+    window's frames, in milliseconds; 0 before the first measurement.
     """
 
     def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
@@ -273,13 +276,19 @@ class StreamState:
         return self.ended and self.ready == 0
 
     def received(self, codes: Codes, *, last: bool = False) -> StreamState:
-        """Return the state after further frames (``codes``) have arrived; ``last`` ends the clause."""
+        """Return the state after further frames (``codes``) have arrived; ``last`` ends the clause.
+
+        Raises ValueError if the clause has ended already.
+        """
         if self.ended:
             raise ValueError("the clause has already ended")
         return replace(self, held=np.concatenate((self.held, codes)), ended=last)
 
     def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
-        """Return the window that decodes the next ``frames`` frames (1 to ``ready``), and the state after that."""
+        """Return the window that decodes the next ``frames`` frames (1 to ``ready``), and the state after it.
+
+        Raises ValueError for another number of frames.
+        """
         if not 1 <= frames <= self.ready:
             raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
         start = self.emitted - self.first_frame
@@ -303,7 +312,8 @@ class FrameLayout:
 
     A frame has a fixed number of slots, with one token each. The token in slot ``i`` is ``first_token + i *
     codebook_size + code``, where the code is an index into codebook ``slots[i]``. Codes of the same codebook are in
-    order of time: SNAC at 24 kHz has three codebooks, with 1, 2 and 4 codes per frame.
+    order of time: SNAC at 24 kHz has three codebooks, with 1, 2 and 4 codes per frame. Raises ValueError for numbers
+    that are no layout.
     """
 
     first_token: int
@@ -333,7 +343,10 @@ class FrameLayout:
         return [int(token) for token in (codes + offsets).reshape(-1)]
 
     def codes(self, tokens: Sequence[int]) -> Codes:
-        """Return the codes that the tokens of whole frames encode. Raises ValueError for a token in a wrong slot."""
+        """Return the codes that ``tokens`` encode, which must be whole frames.
+
+        Raises ValueError for an incomplete frame, or a token in a wrong slot.
+        """
         places = np.asarray(tokens, dtype=np.int64).reshape(-1, len(self.slots)) - self.first_token
         codes = places - np.arange(len(self.slots)) * self.codebook_size
         wrong = np.argwhere((codes < 0) | (codes >= self.codebook_size))
@@ -421,7 +434,7 @@ class Talker:
     see ClauseSplitter; for ``begin_after_sec`` see ``clauses_as_they_come``, for ``lexicon`` see GenerationRequest.
 
     ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
-    that vLLM refuses.
+    that are unknown or that vLLM refuses.
     """
 
     name = "talker"
@@ -469,7 +482,11 @@ class Talker:
         self._parameters(max_tokens=1 if self._tokens_left is None else self._tokens_left)
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Generate speech clause by clause, each clause as soon as its text is complete."""
+        """Generate speech clause by clause, each clause as soon as its text is complete.
+
+        A clause without letters and digits is skipped, and so are all clauses once ``max_tokens`` is used up. Raises
+        EngineFailed if the model fails or generates anything but codec frames.
+        """
         assert sink is not None, "the Talker requires a stage after it"
         come = clauses_as_they_come(source, self._splitter, begin_after_sec=self._begin_after_sec)
         async with aclosing(come) as clauses:
@@ -569,7 +586,11 @@ TokenIds: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerProfile:
-    """The prompt format, token layout, voices and default sampling of a family of models."""
+    """The prompt format, token layout, voices and default sampling of a family of models.
+
+    ``read_profile`` explains the fields. Raises ValueError for contradictory values, and KeyError or IndexError for a
+    ``text`` with fields other than ``{voice}`` and ``{text}``.
+    """
 
     name: str
     text: str
@@ -593,7 +614,10 @@ class TalkerProfile:
         self.text.format(voice="", text="")
 
     def spoken_text(self, clause: str, voice: str | None) -> str:
-        """Return the text of a clause's prompt, with the voice inserted. Raises InvalidValue for an unknown voice."""
+        """Return the text of a clause's prompt, with ``voice`` (None: the default) inserted.
+
+        Raises InvalidValue for an unknown voice.
+        """
         if voice is None:
             return self.text.format(voice=next(iter(self.voices.values()), ""), text=clause)
         if voice not in self.voices:
@@ -668,9 +692,10 @@ def find_profile(wanted: str | None, model: str) -> TalkerProfile:
 
 
 def read_profile(path: Path) -> TalkerProfile:
-    """Read a profile from a TOML file. Raises EngineFailed.
+    """Read a profile from a TOML file. Raises EngineFailed, with a message for the operator.
 
-    For example::
+    The profile's name is that of the file, without its ending. All keys but ``text``, ``codec``, ``stop`` and
+    ``first_token`` may be left out, as here ``frames_per_character`` and ``spare_frames`` (see TalkerProfile)::
 
         prefix = [128259, 128000]                        # token IDs before the text
         suffix = [128009, 128260, 128261, 128257]        # and after it
@@ -721,9 +746,10 @@ async def staged_speech(
     stages: Sequence[Stage[Any]],
     links: Sequence[StageLink],
 ) -> None:
-    """Speak ``text`` through ``stages``, and write a Finished with the usage.
+    """Speak ``text`` through ``stages``, and write a Finished with the usage, also for an empty text.
 
-    The last two stages are a Talker and its vocoder.
+    The last two stages are a Talker and its vocoder. The finish reason is LENGTH if the speech was cut off, else STOP.
+    Sets ``request.meter.read``. Raises OmniErrors: other errors become an EngineFailed.
     """
     talker, vocoder = stages[-2:]
     assert isinstance(talker, Talker | OmniTalker)
@@ -814,11 +840,11 @@ class Speaker:
 
     @property
     def links(self) -> tuple[StageLink, StageLink]:
-        """The links before the Talker and before Code2Wav."""
+        """The links before the Talker and before Code2Wav. Raises EngineFailed before ``start``."""
         return TEXT_LINK, frames_link(self._started()[0].frame_ms)
 
     async def start(self) -> None:
-        """Load and warm up both models. Raises ConfigurationError or EngineFailed."""
+        """Load and warm up both models. Raises ConfigurationError or EngineFailed, after releasing both."""
         try:
             self._decoder = await asyncio.to_thread(self._load_decoder)
             self._queue = DecodeQueue(self._decoder.decode)
@@ -863,8 +889,8 @@ class Speaker:
     ) -> tuple[Talker, Code2Wav]:
         """Return the Talker and Code2Wav of one request; the Talker takes pieces of text.
 
-        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. ``being_written``: see
-        ``is_being_written``. Raises InvalidValue.
+        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. With ``being_written`` (see
+        ``is_being_written``) speech begins early. Raises InvalidValue, and EngineFailed before ``start``.
         """
         decoder, queue = self._started()
         limits = whole_numbers("talker", _TALKER_PARAMETERS, parameters)

@@ -94,7 +94,7 @@ class ThinkerParts:
     token_bytes: Callable[[], TokenBytes]
     #: vLLM's parser class for tool calls and thought; None without both.
     parser: Any
-    #: The arguments of the chat template that requests do not set.
+    #: Arguments of the chat template; those of a request take precedence.
     template_arguments: Mapping[str, Any]
     #: The cache salt of a request: requests with the same value share cached prefixes.
     cache_salt: Callable[[GenerationRequest], str | None]
@@ -103,10 +103,10 @@ class ThinkerParts:
 class Thinker:
     """A Stage of one request: decoded input in; the answer's text to the next stage and, with ``writes``, the client.
 
-    The Thinker collects the input in a PromptDraft, has the model compute stable parts of the prompt early, and
-    generates the answer when the input ends. ``share`` accounts for the memory of the media in the prompt. With
-    ``rows``, the next stage is the model's own Talker, which gets TalkerItems instead of text. Raises InvalidValue for
-    sampling parameters that vLLM refuses.
+    The client always gets thought and tool calls. The Thinker collects the input in a PromptDraft, has the model
+    compute stable parts of the prompt early, and generates the answer when the input ends. ``share`` accounts for the
+    memory of the media in the prompt. With ``rows``, the next stage is the model's own Talker, which gets TalkerItems
+    instead of text. Raises InvalidValue for sampling parameters that vLLM refuses.
     """
 
     name = "thinker"
@@ -124,7 +124,8 @@ class Thinker:
         self.prompt_tokens = 0
         #: The tokens in the prompt that are the beginning of the answer.
         self.begun_tokens = 0
-        #: The prompt tokens that earlier requests had computed. Of a streamed prompt only the first part counts.
+        #: The prompt tokens that earlier requests had computed; None if unknown. Of a streamed prompt only the first
+        #: part counts.
         self.cached_tokens: int | None = None
         #: The prompt tokens in the prefix cache that this request computed while its input was open.
         self._own_tokens = 0
@@ -185,7 +186,12 @@ class Thinker:
         return (context_full(context),) if full else ()
 
     async def run(self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Build the prompt, and generate the answer. If the input takes long, compute parts of the prompt early."""
+        """Build the prompt, and generate the answer.
+
+        If input under ``InputMode.EXTEND`` is still open after EARLY_AFTER_SEC, parts of the prompt are computed early.
+        Raises InvalidValue for input or options that the model does not support, ContextLengthExceeded, and the errors
+        of ``source`` and of LanguageModel.
+        """
         if self._rows is None or sink is None:
             await self._run(source, sink, outputs)
             return
@@ -217,7 +223,10 @@ class Thinker:
     async def _answer_at_once(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter
     ) -> None:
-        """Answer input that has arrived already: its text is added in one call; short text without the thread."""
+        """Answer input that is complete and has no audio. Successive pieces of text are added in one call.
+
+        A short prompt is built on the event loop, without the tokenizer's thread.
+        """
         begun: tuple[PromptDraft, InputParts] | None = None
         texts: list[TextPart | ToolResultPart] = []
         async for decoded in source:
@@ -301,7 +310,10 @@ class Thinker:
         return PromptDraft(form, context, limit)
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
-        """Return the audio segments of earlier user messages, newest first, up to the model's limit on audio."""
+        """Return the audio segments of earlier speech without a transcript, newest first.
+
+        There are so few that the model's limit on audio leaves at least one segment for the input.
+        """
         shared = self._shared
         room = shared.most_audio
         heard: dict[Speech, tuple[Media, ...]] = {}
@@ -421,7 +433,7 @@ class Thinker:
         sink: Channel[Any] | None,
         outputs: OutputWriter,
     ) -> None:
-        """Submit the complete prompt, and pass the answers on to ``sink`` and ``outputs``."""
+        """Submit the complete prompt, and pass the answers on to ``sink`` and ``outputs``, until all have ended."""
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         whole, work, submitted = await self._submit(work, draft, whole)
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
@@ -461,7 +473,8 @@ class Thinker:
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
         """Submit the complete prompt; if it turns out to be too long, leave out more of the history.
 
-        Returns the prompt, the work that submitted it, and the outputs.
+        Returns the prompt, the work that submitted it, and the outputs. Raises ContextLengthExceeded if no history is
+        left.
         """
         while True:
             self.prompt_tokens = len(whole.tokens)

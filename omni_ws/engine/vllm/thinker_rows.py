@@ -64,7 +64,7 @@ class ThinkerRows:
             raise ConfigurationError(problems)
 
     async def install(self, llm: AsyncLLM) -> None:
-        """Tell the workers of an engine that has started where to send rows."""
+        """Tell the workers of an engine that has started where to send rows. ``channel`` must be open."""
         tokens = None if self.every_state else list(self.media_tokens)
         await llm.collective_rpc("install_rows", args=(self.channel.address, tokens))
 
@@ -80,8 +80,8 @@ class TalkerFeed:
 
     The caller passes the prompt to ``append`` and ``replace``, and the spoken tokens of the answer to ``say``. The
     rows arrive from vLLM's worker, for requests with the sampling parameters that ``with_rows`` returns. At the end of
-    the context manager, the rows are kept for the next request of ``conversation``. ``salt`` is the cache salt for
-    prompts whose states the Talker does not read.
+    the context manager, the rows are kept for the next request of ``conversation``, unless that is None. ``salt`` is
+    the cache salt for prompts whose states the Talker does not read.
     """
 
     def __init__(
@@ -119,11 +119,17 @@ class TalkerFeed:
             self._rows.kept.keep(self._conversation, self._prompt)
 
     def salt(self, *, media: bool) -> str | None:
-        """Return the cache salt for a prompt; ``media``: the prompt has media."""
+        """Return the cache salt for a prompt; ``media``: the prompt has media.
+
+        A prompt whose states the Talker reads gets the salt of the conversation's kept prompt, see KeptRows.
+        """
         return self._prompt.salt if media or self._rows.every_state else self._text_salt
 
     def with_rows(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` extended so that the worker sends the rows of the current prompt."""
+        """Return ``parameters``, extended so that the worker sends the rows of the current prompt and its answer.
+
+        Returns ``parameters`` itself if the Talker reads none of their states.
+        """
         if not self._wanted.any():
             return parameters
         extended = parameters.clone()
@@ -140,14 +146,19 @@ class TalkerFeed:
         )
 
     def replace(self, rendered: Mapping[str, Any]) -> None:
-        """Set the whole prompt, rendered by vLLM. The prefix that it shares with the previous one is not sent again."""
+        """Set the whole prompt, rendered by vLLM.
+
+        If it begins with all tokens that were handed on, only the others follow. If not, a PromptReset and the whole
+        prompt follow.
+        """
         self._take_prompt(np.asarray(rendered["prompt_token_ids"], np.int64), self._identity(rendered))
 
     async def computed(self, cached: int | None) -> bool:
         """Wait until the rows of a prompt that vLLM has computed have arrived.
 
         ``cached`` is the number of tokens at the beginning of the prompt that vLLM found in its prefix cache. Returns
-        False if rows of these tokens are not kept, so that the prompt has to be submitted again.
+        False if rows of these tokens are not kept, so that the prompt has to be submitted again, with the parameters of
+        a new call of ``with_rows``. Raises EngineFailed if rows do not arrive.
         """
         if self._known() < min(cached or 0, len(self._tokens)):
             self.skips_cache = True
@@ -175,7 +186,7 @@ class TalkerFeed:
         self.take_rows(places, positions, rows)
 
     def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
-        """Receive rows (n, width), with their places (n,) in prompt and answer and their M-RoPE positions (3, n)."""
+        """Store rows, see ``RowTable.add``, and hand on the tokens that waited for them."""
         self._prompt.table.add(places, positions, rows)
         self._hand_on_prompt()
 
@@ -185,7 +196,7 @@ class TalkerFeed:
         self._changed.set()
 
     async def finish(self) -> None:
-        """Wait until the whole answer was put into the sink; then put an AnswerEnd."""
+        """Wait until the whole answer was put into the sink; then put an AnswerEnd. Raises as ``all_handed_on``."""
         await self.all_handed_on()
         self._put(AnswerEnd())
 
@@ -208,7 +219,7 @@ class TalkerFeed:
         self._rows.channel.receivers[self._key] = self
 
     def _identity(self, rendered: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return a number for each place of a rendered prompt: the token ID or, for media, a negative hash of them."""
+        """Return a number for each place of a rendered prompt: the token ID or, in media, minus a hash of the item."""
         identity = np.array(rendered["prompt_token_ids"], np.int64)
         places = np.isin(identity, self._rows.media_tokens)
         for modality, items in (rendered.get("mm_placeholders") or {}).items():
@@ -234,7 +245,7 @@ class TalkerFeed:
     def _hand_on_prompt(self) -> None:
         """Put the next tokens of the prompt into the sink, up to the first token whose wanted state has not arrived.
 
-        At most _STATES_AT_ONCE states are put in one pass of the event loop.
+        At most _STATES_AT_ONCE states are put in one pass of the event loop. Spoken tokens follow the whole prompt.
         """
         begin, end = self._handed_on, self._known()
         wanted = begin + np.flatnonzero(self._wanted[begin:end])
@@ -260,7 +271,8 @@ class TalkerFeed:
     def _positions(self, begin: int, end: int) -> Iterable[NDArray[np.int64]]:
         """Yield the M-RoPE positions (3, n) of the places ``begin`` to ``end`` of the prompt, in pieces.
 
-        Positions of media arrive with their rows. Positions of text count on from the largest earlier position.
+        Positions of wanted tokens arrive with their rows. The others count on from the largest earlier position, in
+        ``_next_position``, which the iteration moves on.
         """
         wanted = self._wanted[begin:end]
         borders = [begin, *(begin + 1 + np.flatnonzero(wanted[1:] != wanted[:-1])).tolist(), end]
@@ -302,7 +314,7 @@ _OVERHEAD_BYTES: Final = 4096
 class RowTable:
     """The hidden states and M-RoPE positions of tokens, by place.
 
-    If a state is added again for a place, it is ignored: after a preemption the model sends the same state again.
+    A state that is added again for the same place is ignored: after a preemption the model sends the same state again.
     """
 
     def __init__(self) -> None:
@@ -328,7 +340,10 @@ class RowTable:
         positions: NDArray[np.int64],
         rows: Rows,
     ) -> None:
-        """Store ``rows`` (n, width) with their ``places`` (n,) and M-RoPE ``positions`` (3, n)."""
+        """Store ``rows`` (n, width) with their ``places`` (n,), in ascending order, and M-RoPE ``positions`` (3, n).
+
+        There must be at least one row.
+        """
         if places[-1] >= len(self._row_of):
             more = max(int(places[-1]) + 1, 2 * len(self._row_of)) - len(self._row_of)
             self._row_of = np.concatenate([self._row_of, np.full(more, -1)])
@@ -390,13 +405,13 @@ class KeptPrompt:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
+        """The size in bytes, with an estimate for what is not in arrays."""
         return self.identity.nbytes + self.table.nbytes + _OVERHEAD_BYTES
 
     def follow(self, identity: NDArray[np.int64]) -> int:
         """Replace the prompt by the one with ``identity``; return the length of the prefix that both prompts share.
 
-        Rows after this prefix are dropped.
+        Rows of the old prompt after this prefix are dropped.
         """
         same = shared_prefix(self.identity, identity)
         if same < len(self.identity):
@@ -405,7 +420,7 @@ class KeptPrompt:
         return same
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add the tokens of the answer to the end of the prompt."""
+        """Add the tokens of the answer to the end of ``identity``; their rows are in ``table`` already."""
         self.identity = np.concatenate([self.identity, np.asarray(tokens, np.int64)])
 
 
@@ -440,7 +455,7 @@ class KeptRows:
         return kept
 
     def keep(self, conversation: str, prompt: KeptPrompt) -> None:
-        """Keep ``prompt`` for the next request of the conversation."""
+        """Keep ``prompt`` for the next request of the conversation, and drop the oldest prompts beyond ``capacity``."""
         prompt.table.cut(len(prompt.identity))
         self.take(conversation)
         self._kept[conversation] = prompt

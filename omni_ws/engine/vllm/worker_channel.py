@@ -26,8 +26,9 @@ T = TypeVar("T")
 class WorkerChannel:
     """A Unix socket on which workers send the results of steps to the receivers of these results.
 
-    Messages have the form of ``child_main``, with headers of the type ``header``, SentRows or SentReadouts. ``address``
-    is valid between ``start`` and ``stop``.
+    Messages have the form of ``child_main``, with headers of the type ``header``, SentRows or SentReadouts. Messages
+    for unknown keys are dropped. When a worker's connection ends, ``worker_left`` of all receivers is called.
+    ``address`` is valid between ``start`` and ``stop``.
     """
 
     def __init__(self, header: type[SentRows | SentReadouts]) -> None:
@@ -41,14 +42,14 @@ class WorkerChannel:
         self._headers = msgspec.json.Decoder(header)
 
     async def start(self) -> None:
-        """Open the socket."""
+        """Open the socket, in a new private folder."""
         # In a private folder, which other users cannot enter.
         self._folder = Path(tempfile.mkdtemp(prefix="omni-ws-worker-"))
         self.address = str(self._folder / "socket")
         self._server = await asyncio.start_unix_server(self._receive, self.address)
 
     async def stop(self) -> None:
-        """Close the socket. Idempotent."""
+        """Close the socket, and remove its folder. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -97,7 +98,7 @@ Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
 
 
 def as_float32(rows: Rows) -> NDArray[np.float32]:
-    """Return ``rows`` in float32."""
+    """Return ``rows`` in float32: the same array if it has this type already."""
     if rows.dtype == np.float32:
         return rows.astype(np.float32, copy=False)
     return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -123,9 +124,9 @@ class ReadoutCollector:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def receive(self, header: SentReadouts, body: bytes) -> None:
-        """Receive the readouts of consecutive positions.
+        """Store the readouts of consecutive positions.
 
-        A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
+        For a request that vLLM preempts and recomputes, positions arrive twice, with the same numbers.
         """
         rows = np.frombuffer(body, np.float32).reshape(header.count, self._width)
         for position, row in enumerate(rows, header.first):

@@ -30,8 +30,8 @@ class ReadoutWorker:
     """A mixin of vLLM's worker (``worker_extension_cls``) that sends readouts: projections of the residual stream.
 
     A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}`` in its ``extra_args``. Each
-    run of consecutive positions in a step is sent as one message. vLLM has to run eagerly, since compiled graphs do not
-    support hooks.
+    run of consecutive positions in a step is sent as one message, once ``install_readouts`` was called. vLLM has to run
+    eagerly, since compiled graphs do not support hooks.
     """
 
     model_runner: Any
@@ -87,7 +87,7 @@ class _Readout:
         runner._model_forward = model_forward
 
     def hook(self, place: int) -> Callable[..., None]:
-        """Return a forward hook for the layer that is read out with the matrix number ``place``."""
+        """Return a forward hook for the layer that is read out with the matrix of index ``place``."""
 
         def after_layer(module: Any, inputs: Any, output: Any) -> None:
             if not self._wanted:
@@ -113,7 +113,7 @@ class _Readout:
         return wanted
 
     def _send(self) -> None:
-        """Send the projections of this step."""
+        """Send the projections of this step; nothing if the step failed or the server has exited."""
         wanted, values = self._wanted, self._values
         self._wanted, self._values = [], []
         if len(values) != self._layers or self._socket is None:
@@ -151,7 +151,7 @@ _STEPS_AHEAD: Final = 16
 class _Runner:
     """A descriptor for the worker's ``model_runner``, which patches the runner before it loads and compiles the model.
 
-    The patch makes the model output the hidden states that the Talker of Qwen3 reads.
+    The patch makes the model of Qwen3 output the hidden states that its Talker reads; Qwen2.5 needs none.
     """
 
     def __get__(self, worker: Any, kind: type | None = None) -> Any:
@@ -192,7 +192,7 @@ class RowsWorker(ReadoutWorker):
     rank: int
 
     def install_rows(self, address: str, tokens: Sequence[int] | None) -> None:
-        """Begin to send the rows of ``tokens``, or with None of all tokens, to the WorkerChannel at ``address``.
+        """Begin to send the rows of ``tokens`` (None: of all tokens) to the WorkerChannel at ``address``.
 
         With tensor parallelism only the first worker sends, since all workers have the same states.
         """
@@ -302,7 +302,7 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 
 
 def connect_worker(address: str) -> socket.socket:
-    """Connect a worker to the WorkerChannel at ``address``, and return the socket."""
+    """Connect a worker to the WorkerChannel at ``address``, and return the socket. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     connection.connect(address)
@@ -329,7 +329,7 @@ class StepWatch:
     """A watch on the steps of vLLM's model ``runner``, which finds requests that ask for their rows.
 
     A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost only one
-    look-up each.
+    look-up each. The watch wraps ``runner.execute_model``.
     """
 
     def __init__(self, runner: Any, name: str) -> None:
@@ -396,7 +396,7 @@ def processor_name(vllm_config: Any) -> str:
 
 
 def _pattern_of(params: SamplingParams) -> Pattern | None:
-    """Return the pattern that a request asks for, or None. Raises ValueError for a malformed one."""
+    """Return the pattern that a request asks for; None without one. Raises ValueError for a malformed pattern."""
     wanted = (params.extra_args or {}).get(_PATTERN)
     if wanted is None:
         return None

@@ -83,6 +83,21 @@ async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: i
     assert results == ["process"]
 
 
+async def test_a_start_that_fails_in_the_pass_in_which_it_is_cancelled_is_cancelled() -> None:
+    def fail() -> str:
+        raise OSError("no memory")
+
+    starting = asyncio.create_task(_in_daemon_thread(fail, print, print, name="start of a test"))
+    await asyncio.sleep(0)
+    for thread in threading.enumerate():
+        if thread.name == "start of a test":
+            thread.join(PATIENCE_SEC)  # which keeps the loop from its next pass
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 class TestWithVllm:
