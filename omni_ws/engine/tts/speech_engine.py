@@ -138,10 +138,11 @@ async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak
     with request.media_room.share() as share:
         async with aclosing(_text_of(request, share, read, answer)) as text:
             await speak(text, measured)
-    if measured.finished:
-        return
     if not read.words:
         raise EmptyInput("there is no text to read aloud")
+    if measured.finished is not None:
+        out.write(measured.finished)
+        return
     usage = Usage(
         input_tokens=read.words + count_history(request.history),
         output_tokens=answer.words,
@@ -151,18 +152,19 @@ async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak
 
 
 class _MeasuredSpeech(OutputFilter):
-    """An OutputWriter that measures the duration of a voice's audio, and notes whether the voice writes a Finished."""
+    """An OutputWriter that measures the duration of a voice's audio, and keeps a Finished that the voice writes."""
 
     def __init__(self, out: OutputWriter) -> None:
         super().__init__(out)
         self.audio_ms = 0.0
-        self.finished = False
+        self.finished: Finished | None = None
 
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput):
             self.audio_ms += len(output.samples) * 1000 / output.sample_rate
         elif isinstance(output, Finished):
-            self.finished = True
+            self.finished = output
+            return
         self._out.write(output)
 
 

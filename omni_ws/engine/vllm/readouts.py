@@ -702,9 +702,10 @@ async def _last_streams(
 
             async def last(number: int, text: str) -> NDArray[np.float32]:
                 tokens = tokenizer(text).input_ids
-                if not 0 < len(tokens) <= generator.max_model_len:
+                if not 0 < len(tokens) < generator.max_model_len:
+                    most = generator.max_model_len - 1
                     raise ConfigurationError(
-                        [f"a prompt must have 1 to {generator.max_model_len} tokens, got {len(tokens)}: {text[:64]!r}"]
+                        [f"a prompt must have 1 to {most} tokens, got {len(tokens)}: {text[:64]!r}"]
                     )
                 asked = TokenGeneration(
                     request_id=f"prompt-{number}",
