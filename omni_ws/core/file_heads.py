@@ -26,7 +26,7 @@ class FileKind(StrEnum):
 
 
 class Look(Enum):
-    """Why a look at a file's bytes found neither its kind nor the end of its next element (a frame, a page, a box)."""
+    """The reason why a file's bytes show neither its kind nor the end of its next element (a frame, a page, a box)."""
 
     MORE = "that depends on bytes that have not arrived"
     OPEN = "no border of this file can be found any more"

@@ -396,7 +396,10 @@ class Thinker:
         return WarmedPrefix(self._origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
-        """Have the model compute stable parts of the prompt until the input ends. Input accumulates during a step."""
+        """Have the model compute stable parts of the prompt until the input ends, or no more can be computed early.
+
+        Input accumulates during a step.
+        """
         least = 1  # the head of the prompt is worth a step at any length
         takes_more = True
         while takes_more and not self._input_ended.is_set():

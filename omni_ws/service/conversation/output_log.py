@@ -187,8 +187,9 @@ _NONE_KEPT: Final[deque[KeptMessage]] = deque(maxlen=0)
 class SavedOutput(msgspec.Struct, kw_only=True):
     """An OutputLog in a form that can be written to bytes.
 
-    ``kept`` has the kept messages with their numbers (see KeptMessage). ``waiting`` has those that wait. ``first`` is
-    the position of the first stored message.
+    ``kept`` has the kept messages with their numbers (see KeptMessage), perhaps only the newest (see
+    ``OutputLog.saved``); ``forgotten`` is the highest number of those that are gone. ``waiting`` has the messages that
+    wait. ``next_output`` is the number of the next output, and ``first`` the position of the first stored message.
     """
 
     kept: list[tuple[SavedMessage, int]]

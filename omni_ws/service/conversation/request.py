@@ -582,9 +582,9 @@ class Request:
         self.text_end = finished
 
     def await_unknown(self, numbers: Iterable[int]) -> None:
-        """Note the numbers of audio outputs that another server sent, and that the log does not have.
+        """Note the numbers of audio outputs that another server sent, and that the saved output log does not have.
 
-        The audio that this server makes next is counted under these numbers.
+        The next audio outputs that this server makes get these numbers.
         """
         self.unknown_audio += tuple(numbers)
 
@@ -965,7 +965,10 @@ class KeptSpeech:
 
     @classmethod
     def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
-        """Return a KeptSpeech for a request; None if the ledger keeps no history."""
+        """Return an object that keeps the speech of one request; None if the ledger keeps no history.
+
+        ``unwanted`` is the reason why no audio can be kept, if that is known already.
+        """
         history = ledger.history
         if not history.max_tokens:
             return None

@@ -446,7 +446,7 @@ class Session:
         return self.conversation.closing and not self.conversation.busy
 
     def _end_if_complete(self) -> None:
-        """End a drained session whose client is disconnected, if nothing is left to send."""
+        """End a drained session whose client is disconnected, if all is answered and nothing is left to send."""
         if self._answered_all and not self.outbox:
             self.end(None)
 

@@ -217,7 +217,10 @@ class Lease:
         return queued
 
     def take_off(self) -> int | None:
-        """Move the queued data into a commit. Returns how many bytes it writes or overwrites; None if there is none."""
+        """Move the queued data into a commit. Returns its bytes, with those of the log elements that it replaces.
+
+        Returns None if nothing is queued, or the lease is lost; what is queued is then dropped.
+        """
         queued = self.unqueue()
         if queued is None or self.lost:
             return None

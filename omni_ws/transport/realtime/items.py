@@ -223,7 +223,7 @@ class ConversationItems:
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
 
-        Without a transcript, the input of the item is unchanged.
+        If ``transcript`` is empty, the next response gets the item's audio.
         """
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:

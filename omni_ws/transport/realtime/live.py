@@ -379,7 +379,7 @@ class LiveDialect(SessionDialect):
     def end(self, reason: str, event_id: str | None = None) -> None:
         """End the session, with ``session.closed`` if it has started. Does nothing if it was closed.
 
-        Commentary that was not said by then is refused.
+        Commentary that the client appended, and that was not said by then, is answered with an error.
         """
         if self.closed:
             return

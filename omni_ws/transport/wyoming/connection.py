@@ -952,7 +952,7 @@ class WyomingConnection(SoleConnection):
             self._session.recording.sound(chunk.payload, SOUND, by_user=False, request_id=chunk.request_id)
 
     def _finished(self, final: FinalChunk) -> Iterator[bytes]:
-        """Render the end of a request, and the empty answers that waited for it."""
+        """Yield the events that end a request's answer, and then those of the answers to empty texts that are next."""
         answer = self._answer_to(final.request_id)
         self._answers.pop(final.request_id, None)
         failed = final.finish_reason is FinishReason.ERROR
