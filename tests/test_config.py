@@ -606,6 +606,8 @@ def test_stores(store: str, parsed: StoreAddress) -> None:
         ("redis://hush:hush@a,b", "several hosts need"),
         ("redis://hush:hush@a?cluster=1&sentinel=x", "exclude each other"),
         ("redis://hush:hush@host?password=x", "unknown option password"),
+        ("redis://hush:hush/hush@host/0", "HOST or HOST:PORT"),
+        ("redis://hush:hush?hush@host/0", "percent-encode"),
     ],
 )
 def test_what_is_no_store(store: str, problem: str) -> None:
@@ -614,7 +616,8 @@ def test_what_is_no_store(store: str, problem: str) -> None:
     assert "hush" not in told
 
 
-def test_the_password_of_a_store_is_never_shown() -> None:
-    loaded = load(["--sessions.store", "redis://me:hush1@host/0"], {"OMNI_WS_SESSIONS__STORE_KEY": "hush2"})
+@pytest.mark.parametrize("password", ["hush1", "hush1@hush3", "hush1 hush3"])
+def test_the_password_of_a_store_is_never_shown(password: str) -> None:
+    loaded = load(["--sessions.store", f"redis://me:{password}@host/0"], {"OMNI_WS_SESSIONS__STORE_KEY": "hush2"})
     assert "redis://********@host/0" in loaded.render()
     assert "hush" not in loaded.render()

@@ -203,7 +203,8 @@ def _last_part(name: str) -> str:
 MASK: Final = "********"
 #: The names of free-form arguments whose values are secrets.
 _SECRET_NAME: Final = re.compile(r"(^|[_.])(token|secret|password|passphrase|key)$")
-_USER_IN_URL: Final = re.compile(r"(?<=://)[^/@]+(?=@)")
+#: Up to the last "@": a password that is not percent-encoded may have any character.
+_USER_IN_URL: Final = re.compile(r"(?<=://)(?:\S*|[^/@]+)(?=@)")
 
 
 def default_words(setting: Setting) -> str:

@@ -327,6 +327,8 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
 def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(known)):
+        if "@" in unknown[0]:  # the rest of a password, which must not be shown
+            raise ValueError("has an @ behind its ?: percent-encode what is special in a password")
         raise ValueError(f"has the unknown option {unknown[0]}; known are {', '.join(known)}")
     return options
 
