@@ -53,6 +53,7 @@ from omni_ws.errors import (
 )
 from omni_ws.metrics import Metrics
 from omni_ws.service import unexpected
+from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import (
     GivenHistory,
     check_history,
@@ -100,6 +101,7 @@ from omni_ws.wire.frames import (
     encode_output_audio,
 )
 from omni_ws.wire.openai_requests import FIELD as HISTORY_ITEMS
+from omni_ws.wire.openai_requests import read_history_items
 from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.server_frames import (
     BackchannelFrame,
@@ -324,15 +326,11 @@ class WebSocketSession(ConnectedSession):
         self._stream.touch(now=now)
 
     def _configure(self, fields: Mapping[str, Any]) -> None:
-        items = fields.get(HISTORY_ITEMS)
-        earlier = GivenHistory() if items is None else check_history(self._conversation, items)
         try:
-            config = self._conversation.configure(fields)
+            config = configured(self._conversation, fields)
         except EngineOverloaded as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
-        if any(earlier):
-            give_history(self._conversation, earlier)
         self._outbox.put_nowait(updated_frame(config))
         self._conversation.greet()
 
@@ -470,6 +468,19 @@ class WebSocketSession(ConnectedSession):
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         self._connection.fail(code, reason)
         self.connection_closing()
+
+
+def configured(conversation: Conversation, fields: Mapping[str, Any]) -> SessionConfig:
+    """Apply the fields of a ``session_config``, earlier turns included, and return the configuration.
+
+    Raises what ``check_history`` and ``Conversation.configure`` raise; then nothing has changed.
+    """
+    items = fields.get(HISTORY_ITEMS)
+    earlier = GivenHistory() if items is None else check_history(conversation, items)
+    config = conversation.configure(fields)
+    if any(earlier):
+        give_history(conversation, earlier)
+    return config
 
 
 def _ended_by_client(connection: StreamConnection) -> bool:
@@ -791,6 +802,8 @@ class StreamingInput(SessionFrontEnd):
         body = read_client_secret(fields)
         session = body.session or {}
         self._sessions.configuration(STREAM_FORMATS).apply(session)
+        if (items := session.get(HISTORY_ITEMS)) is not None:
+            read_history_items(items)
         secret = ClientSecret(key=key, session=json.encode(session), kind=NATIVE)
         told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
         await exchange.respond_json(200, {**told, "session": session}, [("Cache-Control", "no-store")])
@@ -843,7 +856,7 @@ class StreamingInput(SessionFrontEnd):
         session = await self._live.admit(key, client=client)
         try:
             if bound:
-                session.conversation.configure(bound)
+                configured(session.conversation, bound)
         except OmniError:  # the engine has become another one since the secret was made
             session.end(None)
             raise

@@ -119,3 +119,28 @@ async def test_what_the_engine_does_not_take_any_more_is_told() -> None:
             assert (error["code"], error["param"]) == ("invalid_value", "voice")
             with pytest.raises(ConnectionClosed):
                 await connection.recv()
+
+
+async def test_the_earlier_turns_of_a_secret_are_seen_by_its_sessions() -> None:
+    items = [{"role": "user", "content": "My name is Ada."}, {"role": "assistant", "content": "Hello Ada."}]
+    async with live_server(keys=KEYS) as server:
+        refused = await post(server.port, PATH, {"session": {"history_items": [{"role": "system"}]}}, KEY)
+        assert (refused.status, refused.error["param"]) == (400, "history_items[0].role")
+        async with opened(server, await secret(server, session={"history_items": items})) as connection:
+            await frame(connection)
+            await connection.send('{"type":"history_get"}')
+            assert (await frame(connection))["items"] == items
+            await connection.send(orjson.dumps({"type": "session_config", "history_items": items}).decode())
+            error = (await frame(connection))["error"]
+            assert (error["code"], error["param"]) == ("invalid_value", "history_items")  # once in a session
+
+
+async def test_the_greeting_of_a_secret_waits_for_the_format_of_the_client() -> None:
+    async with live_server(keys=KEYS) as server:
+        value = await secret(server, session={"greeting": "Hello."})
+        async with opened(server, value) as connection:
+            await frame(connection)
+            await connection.send('{"type":"ping","t":1}')
+            assert (await frame(connection))["type"] == "pong"
+            await connection.send('{"type":"session_config"}')
+            assert [(await frame(connection))["type"] for _ in range(2)] == ["session_updated", "response_started"]
