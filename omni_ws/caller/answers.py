@@ -218,7 +218,10 @@ class NativeReader(SessionReader):
                 return
             audio = decode_output_audio(message)
             if self._is_new(audio.sequence_id) and (answer := self.running) is not None:
-                self._hear(answer, AudioChunk(answer.request_id, audio.sequence_id, audio.payload, *self._format), at)
+                chunk = AudioChunk(
+                    answer.request_id, audio.sequence_id, audio.payload, *self._format, start_ms=audio.start_ms
+                )
+                self._hear(answer, chunk, at)
 
     def _take(self, at: float, frame: server_frames.ServerFrame | None) -> None:
         match frame:

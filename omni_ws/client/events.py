@@ -6,11 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final as Constant
 from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
 from omni_ws.core.chunks import (
+    SAMPLE_BYTES,
     AnswerWarning,
     FinishReason,
     OutputModality,
@@ -494,10 +496,15 @@ class Answer:
     errors: tuple[OmniError, ...] = ()
 
 
+#: The bytes of a sample in each format of raw audio.
+RAW_SAMPLE_BYTES: Constant[Mapping[str, int]] = {encoding.value: size for encoding, size in SAMPLE_BYTES.items()}
+
+
 class AnswerBuilder:
     """Assembles the events of one request into an Answer.
 
-    A Reconnected event discards what was assembled. Late transcripts are ignored: their answer is complete.
+    A Reconnected event discards what was assembled. Late transcripts are ignored: their answer is complete. Raw audio
+    that arrives again, since the answer was held and goes on from an earlier place, is in the Answer once.
     """
 
     def __init__(self) -> None:
@@ -512,6 +519,9 @@ class AnswerBuilder:
         self.calls: dict[int, ToolCall] = {}
         self.transcript = TranscriptView()
         self.audio: list[bytes] = []
+        #: Where each piece of ``audio`` begins and where the last ends, in ms of the answer.
+        self._starts: list[float] = []
+        self._end = 0.0
         #: The format of the audio, and its rate in Hz.
         self.format: tuple[str, int] | None = None
         self.words: list[Word] = []
@@ -535,15 +545,33 @@ class AnswerBuilder:
             case TranscriptChunk(late=False):
                 self.transcript.add(event)
             case AudioChunk():
-                self.audio.append(event.audio)
-                self.format = (event.format, event.sample_rate)
-                self.words += event.words
+                self._add_audio(event)
             case ErrorEvent(error=error):
                 self.errors.append(error)
             case Final():
                 self.final = event
                 self.request_id = event.request_id
                 self.ref, self.turn_id = event.ref or self.ref, event.turn_id or self.turn_id
+
+    def _add_audio(self, event: AudioChunk) -> None:
+        start, sample_bytes = event.start_ms, RAW_SAMPLE_BYTES.get(event.format)
+        if start is not None and sample_bytes is not None and self._end - start > 1:  # it is told in whole ms
+            self._go_back(start, event.sample_rate / 1000, sample_bytes)
+            first = min([start, *(word.start_ms for word in event.words)])  # it may begin within a word
+            self.words = [word for word in self.words if word.start_ms < first]
+        self._starts.append(self._end if start is None else start)
+        self.audio.append(event.audio)
+        self._end = self._starts[-1] + len(event.audio) / (sample_bytes or 1) * 1000 / event.sample_rate
+        self.format = (event.format, event.sample_rate)
+        self.words += event.words
+
+    def _go_back(self, start: float, samples_per_ms: float, sample_bytes: int) -> None:
+        """Drop the audio from ``start`` (ms) on."""
+        while self._starts and self._starts[-1] >= start:
+            self._starts.pop()
+            self.audio.pop()
+        if self.audio:
+            self.audio[-1] = self.audio[-1][: round((start - self._starts[-1]) * samples_per_ms) * sample_bytes]
 
     def build(self) -> Answer:
         audio_format, sample_rate = self.format or (None, None)

@@ -18,6 +18,7 @@ from msgspec import UnsetType, structs
 
 from omni_ws.client.connection import error_from_fields, read_frame
 from omni_ws.client.events import (
+    RAW_SAMPLE_BYTES,
     AudioChunk,
     Closing,
     ErrorEvent,
@@ -31,7 +32,7 @@ from omni_ws.client.events import (
     output_event,
     speech_event,
 )
-from omni_ws.core.chunks import SAMPLE_BYTES, InputChunk, Modality, StartTrigger
+from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import EmptyInput, InvalidRequest, OmniError
 from omni_ws.wire import server_frames
@@ -551,7 +552,6 @@ class SentFrames:
 # The receiving half of a session: it converts frames to events, and completes the calls that wait for a reply.
 
 
-_SAMPLE_BYTES = {encoding.value: size for encoding, size in SAMPLE_BYTES.items()}
 #: Frames without a number that the server sends in order with the outputs, and repeats after a resume.
 _REPEATED_FRAMES = (
     server_frames.ResponseStartedFrame,
@@ -823,7 +823,7 @@ class IncomingFrames:
         A server that took over the session may not know that the previous server sent the latest audio, and sends it
         again.
         """
-        size = _SAMPLE_BYTES.get(event.format)
+        size = RAW_SAMPLE_BYTES.get(event.format)
         if size is None or event.start_ms is None:
             return event
         request_id, end = self._audio_end

@@ -650,8 +650,8 @@ async def test_a_user_who_takes_no_events_stops_the_server() -> None:
     async def server(peer: Peer) -> None:
         await peer.request()
         await peer.started("req_a")
-        for _ in range(300):
-            await peer.binary_audio("req_a", bytes(65536), 0)
+        for number in range(300):
+            await peer.binary_audio("req_a", bytes(65536), number * 65536 // 48)
             sent.append(1)
         await peer.final("req_a")
 

@@ -15,6 +15,8 @@ from support.native_client import Answer, NativeClient, native_client
 from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch
+from omni_ws.client import AudioChunk, connect
+from omni_ws.client.events import AnswerCollector
 from omni_ws.core import ledger
 from omni_ws.core.chunks import Hearing, ToolCallFragment, Word
 from omni_ws.engine.base import (
@@ -153,6 +155,31 @@ async def test_the_answer_goes_on_where_it_was_heard_to(heard: Sequence[Any], bi
         await client.answer()
         roles = [(message.role, message.text) for message in engine.requests[-1].history]
         assert roles == [("user", "talk to me"), ("assistant", spoken_answer()[0].text)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_an_answer_of_the_client_library_has_its_sound_once(binary: bool) -> None:
+    whole = await whole_sound(hearing())
+    config = {
+        "turn_detection": {"type": "server_vad", "interrupt_resume": True},
+        "output_audio": {"format": "pcm16", "sample_rate": RATE},
+    }
+    async with live_server(hearing()) as server:
+        server.app.sessions.speech_workers = InlineWorkers()
+        async with connect(server.websocket_url, binary=binary, config=config) as session:
+            await session.send_text("talk to me", end=True, ref="asked")
+            collector = AnswerCollector()
+            async for event in session.events():
+                collector.add(event)
+                if isinstance(event, AudioChunk) and event.start_ms == HEARD_MS // PIECE_MS * PIECE_MS:
+                    await session.acknowledge_output(played_ms=HEARD_MS, request_id=event.request_id)
+                    for start in range(0, len(COUGH + PAUSE), FRAME):
+                        await session.send_audio((COUGH + PAUSE)[start : start + FRAME])
+                if (answer := collector.take("asked")) is not None:
+                    break
+    assert answer is not None
+    assert answer.audio == whole
+    assert len(answer.words) == (0 if binary else PIECES)
 
 
 async def test_the_result_of_a_tool_does_not_end_it_and_is_answered_behind_it() -> None:
