@@ -179,8 +179,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   say(samples) {
     this.interrupt();
     const turn = this.conversation.begin("spoken");
+    const before = this.#pageTurn;
+    this.#pageTurn = turn.number;
     this.#emit("turnstart", { turn });
     this.#emit("turnend");
+    this.#pageTurn = before;
     const payload = new Uint8Array(samples.buffer.slice(samples.byteOffset, samples.byteOffset + samples.byteLength));
     if (this.#send(turn, { modality: "audio", payload, endOfInput: true })) {
       this.conversation.endSpeech(turn, performance.now());

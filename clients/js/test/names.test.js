@@ -116,6 +116,16 @@ test("a picture has the name of what is being said, or of the turn that begins n
 
 // --- whose an answer is
 
+test("what goes with a turn has its name and is asked again with it, also where that is given whole", async () => {
+  const { client, begin, sockets } = conversation();
+  client.addEventListener("turnstart", () => client.show("image", new Uint8Array([1, 2, 3])), { once: true });
+  client.say(new Int16Array(4));
+  const sent = (socket) => chunks(socket).map(({ ref, modality }) => [ref, modality]);
+  assert.deepEqual(sent(sockets[0]), [["turn-0", "image"], ["turn-0", "audio"]]);
+  begin(); // its session is lost
+  assert.deepEqual(sent(sockets[0]).slice(2), [["turn-0", "image"], ["turn-0", "audio"]]);
+});
+
 test("what was said and opened no request waits for none", async () => {
   const { client, hear } = conversation();
   hear(speech("started", "turn_a", 96, null));
