@@ -15,9 +15,10 @@ from omni_ws.calls.files import describe, part_of_side
 from omni_ws.calls.lines import parsed
 from omni_ws.calls.played_sound import TOLERANCE_MS
 from omni_ws.calls.reading import CallReading, CallTurn
-from omni_ws.core.chunks import StartTrigger, Word
+from omni_ws.core.chunks import Modality, StartTrigger, Word
 from omni_ws.core.ledger_entry import audible, end_of_words, usual_pace
 from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.frames import HEADER, MODALITY_BYTES
 from omni_ws.wire.openai_requests import (
     FIELD,
     MAX_HISTORY_BYTES,
@@ -41,7 +42,10 @@ _KEPT: Final = (
     *("task", "tools", "tool_choice"),
 )
 _HEARING: Final = ("language", "languages", "keywords", "prompt")
-_PICTURES: Final = ("image", "video")
+_PICTURES: Final = (Modality.IMAGE, Modality.VIDEO)
+#: The modalities of pictures in the header of a binary frame, and the place of that.
+_PICTURE_BYTES: Final = frozenset(MODALITY_BYTES[modality] for modality in _PICTURES)
+_MODALITY_AT: Final = 2
 #: What starts an answer to nothing that the user has said.
 _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
@@ -123,8 +127,11 @@ class _Sent:
         self.pictures = False
         for line in reading.lines:
             event = line.event
-            if not isinstance(event, ReceivedLine) or event.text is None:
+            if not isinstance(event, ReceivedLine):
                 continue
+            binary = event.binary or b""
+            if len(binary) >= HEADER.size and binary[_MODALITY_AT] in _PICTURE_BYTES:
+                self._chunk({"modality": _PICTURES[0]}, event.at, turn)
             frame = parsed(event)
             match frame.pop("type", None):
                 case "session_config" if event.at <= turn.opened_at:

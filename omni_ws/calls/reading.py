@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -429,8 +430,9 @@ def _shown(fields: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-#: The byte of a binary header that says that it is audio.
+#: The bytes of a binary header that say that it is audio, and text.
 _AUDIO: Final = MODALITY_BYTES[Modality.AUDIO]
+_TEXT: Final = MODALITY_BYTES[Modality.TEXT]
 _TELEPHONE: Final = AudioFormat(AudioEncoding.PCMU, 8000)
 _REALTIME: Final = {
     "audio/pcm": (AudioEncoding.PCM16, 24_000),
@@ -504,6 +506,8 @@ class CallReading:
         self._marks: dict[str, tuple[str, float]] = {}
         #: The ends of inputs of a native session.
         self.input_ends: list[InputEnd] = []
+        #: Of typed text in binary frames, one of which may end within a character.
+        self._typed = getincrementaldecoder("utf-8")("replace")
         self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
@@ -612,6 +616,8 @@ class CallReading:
             self._last_chunk = max(self._last_chunk, number)
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
+            elif kind == KIND_INPUT and modality == _TEXT:
+                self.story.type(self._typed.decode(event.binary[HEADER.size :]))
             if flags & FLAG_END:
                 self._input_over(event.at)
             return

@@ -14,7 +14,9 @@ from omni_ws.calls import forking
 from omni_ws.calls.forking import ForkPoint, fork_point
 from omni_ws.calls.lines import CallLines
 from omni_ws.calls.reading import CallReading
+from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import OmniError
+from omni_ws.wire.frames import encode_input
 
 HEADER = {
     "recording": "omni_ws", "version": 1, "kind": "websocket", "id": "sess_a", "server": "0.1.0", "engine": "fake",
@@ -38,6 +40,14 @@ class Made:
 
     def chunk(self, **fields: Any) -> int:
         self.frame("in", type="input_chunk", sequence_id=self.numbers, **fields)
+        self.numbers += 1
+        return self.numbers - 1
+
+    def binary(self, modality: Modality, payload: bytes, *, end: bool = False) -> int:
+        chunk = InputChunk(modality, payload, sequence_id=self.numbers, end_of_input=end)
+        content = base64.b64encode(encode_input(chunk)).decode()
+        self.at += 100
+        self.lines.append({"event": "in", "at": self.at, "connection": 0, "binary": content})
         self.numbers += 1
         return self.numbers - 1
 
@@ -123,6 +133,19 @@ def test_without_turn_detection_the_sound_is_that_between_two_ends_of_input(tmp_
         samples = np.frombuffer(made.point(tmp_path, turn).sound, "<i2")
         middle = samples[len(samples) // 4 : -len(samples) // 4]
         assert np.abs(middle.astype(int) - value).max() < 100, turn
+
+
+def test_text_and_pictures_in_binary_frames_count(tmp_path: Path) -> None:
+    made = Made()
+    typed = "Grüße, wer bist du?".encode()
+    made.binary(Modality.TEXT, typed[:3])  # within a character
+    made.answer(text("Ich bin's."), asked_by=made.binary(Modality.TEXT, typed[3:], end=True))
+    made.chunk(text="What is ")
+    made.binary(Modality.IMAGE, b"png")
+    made.answer(text("A cat."), asked_by=made.chunk(text="this?", end_of_input=True))
+    assert made.point(tmp_path, 1).text == typed.decode()
+    with pytest.raises(OmniError, match="pictures"):
+        made.point(tmp_path, 2)
 
 
 def test_pictures_are_refused_in_their_own_turn_alone(tmp_path: Path) -> None:
