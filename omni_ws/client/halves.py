@@ -626,9 +626,10 @@ class IncomingFrames:
         self._repeated = 0
         self._created = created
         self._outgoing = outgoing
-        self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
+        #: Each with the frame that asked.
+        self._configurations: deque[tuple[bytes, asyncio.Future[SessionUpdatedFrame]]] = deque()
         self._truncations: list[PendingTruncation] = []
-        self._histories: deque[asyncio.Future[list[dict[str, Any]]]] = deque()
+        self._histories: deque[tuple[bytes, asyncio.Future[list[dict[str, Any]]]]] = deque()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         #: The ids of the tool calls in this session's answers.
@@ -645,13 +646,13 @@ class IncomingFrames:
         """The format of output audio in effect."""
         return self.config.output_audio if self.config else self._created.output_audio
 
-    def expect_configuration(self) -> asyncio.Future[SessionUpdatedFrame]:
-        """Return a future for the reply to a ``session_config`` that is about to be sent.
+    def expect_configuration(self, frame: bytes) -> asyncio.Future[SessionUpdatedFrame]:
+        """Return a future for the reply to the ``session_config`` ``frame``, which is about to be sent.
 
         Replies arrive in the order of these frames, so a future stays queued even if its caller is cancelled.
         """
         reply = asyncio.get_running_loop().create_future()
-        self._configurations.append(reply)
+        self._configurations.append((frame, reply))
         return reply
 
     def expect_truncation(self, request_id: str, frame: bytes) -> asyncio.Future[int]:
@@ -673,16 +674,15 @@ class IncomingFrames:
             pending.note_resent()
         return bool(self._truncations)
 
-    def expect_history(self) -> asyncio.Future[list[dict[str, Any]]]:
-        """Return a future for the reply to a ``history_get`` that is about to be sent."""
+    def expect_history(self, frame: bytes) -> asyncio.Future[list[dict[str, Any]]]:
+        """Return a future for the reply to the ``history_get`` ``frame``, which is about to be sent."""
         reply = asyncio.get_running_loop().create_future()
-        self._histories.append(reply)
+        self._histories.append((frame, reply))
         return reply
 
-    @property
-    def awaits_history(self) -> bool:
-        """Whether a ``history_get`` has no reply yet."""
-        return bool(self._histories)
+    def awaits_history(self, frame: bytes) -> bool:
+        """Return whether this ``history_get`` frame has no reply yet."""
+        return any(sent is frame for sent, _ in self._histories)
 
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
         """Return a number for a new ping, and a future that its pong completes."""
@@ -691,16 +691,16 @@ class IncomingFrames:
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
         return number, pong
 
-    @property
-    def awaits_configuration(self) -> bool:
-        """Whether a ``session_config`` has no reply yet."""
-        return bool(self._configurations)
+    def awaits_configuration(self, frame: bytes) -> bool:
+        """Return whether this ``session_config`` frame has no reply yet."""
+        return any(sent is frame for sent, _ in self._configurations)
 
     def fail(self, error: Exception) -> None:
         """Fail every waiting call with this error: the session is over."""
         self.fail_pings(error)
-        truncations = (pending.reply for pending in self._truncations)
-        _fail_all([*truncations, *self._configurations, *self._histories], error)
+        _fail_all((pending.reply for pending in self._truncations), error)
+        _fail_all((reply for _, reply in self._configurations), error)
+        _fail_all((reply for _, reply in self._histories), error)
         self._truncations.clear()
         self._configurations.clear()
         self._histories.clear()
@@ -781,7 +781,7 @@ class IncomingFrames:
             case server_frames.HistoryTruncatedFrame():
                 self._truncated(frame)
             case server_frames.HistoryItemsFrame(items=items):
-                reply = self._histories.popleft() if self._histories else None
+                reply = self._histories.popleft()[1] if self._histories else None
                 if reply is not None and not reply.done():
                     reply.set_result(msgspec.to_builtins(items))
             case server_frames.PongFrame(t=number):
@@ -879,7 +879,7 @@ class IncomingFrames:
         self._outgoing.configured(updated.turn_detection)
         if updated.is_unasked:
             return
-        reply = self._configurations.popleft() if self._configurations else None
+        reply = self._configurations.popleft()[1] if self._configurations else None
         if reply is not None and not reply.done():
             reply.set_result(updated)
 
@@ -927,7 +927,7 @@ class IncomingFrames:
             return None
         may_refuse = isinstance(error, InvalidRequest) and not isinstance(error, EmptyInput)
         if self._configurations and belongs_to_nothing and may_refuse:
-            reply = self._configurations.popleft()
+            _, reply = self._configurations.popleft()
             if not reply.done():
                 reply.set_exception(error)
             return None

@@ -569,13 +569,13 @@ class Link:
         """Return whether sending a frame again is harmless if it has already arrived."""
         match sent.kind:
             case SentKind.CONFIG:
-                return self.incoming.awaits_configuration
+                return self.incoming.awaits_configuration(sent.frame)
             case SentKind.CANCEL:
                 return len(self.outgoing.requests) == 1  # otherwise it could cancel another request
             case SentKind.TRUNCATE:
                 return self.incoming.awaits_truncation(sent.frame)
             case SentKind.HISTORY:
-                return self.incoming.awaits_history
+                return self.incoming.awaits_history(sent.frame)
             case _:
                 return True
 
@@ -728,7 +728,7 @@ class ClientSession:
         """
         frame = encode_config(fields)
         self._link.check_open()
-        reply = self._link.incoming.expect_configuration()
+        reply = self._link.incoming.expect_configuration(frame)
         self._link.send_control(SentKind.CONFIG, frame)
         updated = await reply
         self._link.want(fields)
@@ -869,8 +869,9 @@ class ClientSession:
         summary.
         """
         self._link.check_open()
-        reply = self._link.incoming.expect_history()
-        self._link.send_control(SentKind.HISTORY, _encode(HistoryGetFrame(original)))
+        frame = _encode(HistoryGetFrame(original))
+        reply = self._link.incoming.expect_history(frame)
+        self._link.send_control(SentKind.HISTORY, frame)
         return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:

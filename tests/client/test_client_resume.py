@@ -20,7 +20,7 @@ from omni_ws.client.session import OUTPUTS_PER_ACK
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
-from omni_ws.errors import ShuttingDown
+from omni_ws.errors import InvalidValue, ShuttingDown
 
 KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
 #: Where a connection breaks, as parts of what a whole one carries behind its opening.
@@ -99,6 +99,17 @@ async def test_answer_goes_on_over_another_connection() -> None:
             assert [event.text for event in seen if isinstance(event, TextChunk)] == ["before ", "after"]
             assert [event.session_id for event in seen if isinstance(event, Resumed)] == [session_id]
             assert not [event for event in seen if isinstance(event, Reconnected)]
+
+
+async def test_the_reply_to_a_configuration_is_its_own_over_another_connection() -> None:
+    async with live_server(EchoEngine(), streaming_input=KEEPS) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True) as session:
+            with pytest.raises(InvalidValue):
+                await session.configure(voice="nobody")
+            wanted = asyncio.create_task(session.configure(instructions="Be brief."))
+            await asyncio.sleep(0)
+            break_connection(session)
+            assert (await wanted).instructions == "Be brief."
 
 
 @pytest.mark.virtual_clock
