@@ -153,12 +153,13 @@ class MediaFetcher:
                     ssl_context=self._context(), max_keepalive_connections=0, network_backend=_backend(self._domains)
                 ) as pool:
                     target = await _get(pool, url, max_bytes=max_bytes, charge=charge)
-            except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError):
+                if not isinstance(target, str):
+                    return target
+                url = urljoin(url, target)
+            # ValueError: a host name with an empty label, a redirect to what is no URL.
+            except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError):
                 # The reason would let clients explore the server's network.
                 raise InvalidValue("fetching the media failed: the host sent no valid response") from None
-            if not isinstance(target, str):
-                return target
-            url = urljoin(url, target)
         raise InvalidValue(f"fetching the media failed: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, url: str) -> None:

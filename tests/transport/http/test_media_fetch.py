@@ -84,13 +84,16 @@ async def test_listed_hosts_are_fetched_from(monkeypatch: pytest.MonkeyPatch) ->
         ("http://127.0.0.1:{port}/a.wav", 415, "unsupported_format"),
         ("http://127.0.0.1:{port}/away?url=http://127.0.0.1:1/a.gif", 400, "unsupported_parameter"),
         ("http://127.0.0.1:{port}/away?url=file:///etc/passwd", 400, "unsupported_parameter"),
+        ("http://127.0.0.1:{port}/away?url=http://[", 400, "invalid_value"),
+        ("http://listed.example..:{port}/a.gif", 400, "invalid_value"),
         ("http://127.0.0.1:{port}/endless", 413, "payload_too_large"),
     ],
 )
 async def test_what_is_not_fetched(path: str, status: int, code: str) -> None:
     engine = CapableEngine([])
     async with media_host() as host:
-        http = {"media_domains": listed(host), "max_body_bytes": 100_000}
+        domains = (*listed(host), f"http://listed.example:{host.port}")
+        http = {"media_domains": domains, "max_body_bytes": 100_000}
         async with live_server(engine, http=http) as server:
             response = await ask(server, images=[path.replace("{port}", str(host.port))])
             await server.check_empty()
