@@ -189,6 +189,7 @@ def test_an_empty_key_is_refused() -> None:
     message = problems(environ={"OMNI_WS_API_KEY": ""})
     assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY): the key is empty; remove")
     assert "remote.api_key = ********" in problems(toml='remote.api_key = ""')
+    assert "the key is not UTF-8 text" in problems(environ={"OMNI_WS_API_KEY": "k\udcff"})
     assert load(["--api-key", "k"]).config.api_key == SecretStr("k")
 
 

@@ -80,6 +80,7 @@ def test_the_single_key_stands_beside_the_file(tmp_path: Path) -> None:
         ('name = "ann"\nkey_sha256 = "s3cret"', "key_sha256 must be 64 hexadecimal digits"),
         ('name = "ann"\nkey = "s3cret"\nmax_sessions = 0', "max_sessions must be a whole number above 0"),
         ('name = "ann"\nkey = "s3cret"\nmax_sessions = 1.5', "max_sessions must be a whole number above 0"),
+        (f'name = "ann"\nkey = "s3cret"\nmax_sessions = {"9" * 400}', "max_sessions must be a whole number above 0"),
         ('name = "ann"\nkey = "s3cret"\nburst = 2', "burst needs requests_per_sec, which is missing"),
         ('name = "ann"\nkey = "s3cret"\nburst = true', "burst must be a whole number above 0"),
         ('name = "ann"\nkey = "s3cret"\nrequests_per_sec = inf', "requests_per_sec must be a number above 0"),

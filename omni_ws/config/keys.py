@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -136,7 +136,7 @@ def _wanted(name: str, value: object) -> str | None:
 
 
 def _is_positive(value: object, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _is_size(value: object) -> bool:

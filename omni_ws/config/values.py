@@ -168,13 +168,17 @@ SecondsOrOff = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-def _not_empty(key: SecretStr) -> SecretStr:
+def _usable(key: SecretStr) -> SecretStr:
     if not key.get_secret_value():
         raise ValueError("the key is empty; remove the setting to have none")
+    try:
+        key.get_secret_value().encode()
+    except UnicodeEncodeError:  # of an environment variable that is not UTF-8
+        raise ValueError("the key is not UTF-8 text") from None
     return key
 
 
-Key = Annotated[SecretStr, AfterValidator(_not_empty)]
+Key = Annotated[SecretStr, AfterValidator(_usable)]
 
 
 # Addresses and folders
