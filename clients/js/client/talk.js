@@ -42,6 +42,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   #starts = 0;
   /** @type {TalkEvents["network"]["state"]} */
   #network = "well";
+  #full = false; // the session kept no more when it was given the last piece
   /* Whether samples with a level have come out of the microphone since it was opened: devices give zeros, or nothing, before
      they have woken up, and what is said meanwhile is lost. */
   #awake = false;
@@ -234,10 +235,9 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
       this.conversation.keepSound(turn, "user", samples);
       return this.#finishTurn(payload);
     }
-    if (this.#network === "paused") return;
-    if (!this.session.sendChunk({ modality: "audio", payload, turn: turn ? turn.number : null, ref: turn?.ref })) {
-      return this.#becomeNetwork("paused");
-    }
+    if (this.#network === "paused" && !this.#full) return;
+    this.#full = !this.session.sendChunk({ modality: "audio", payload, turn: turn ? turn.number : null, ref: turn?.ref });
+    if (this.#full) return this.#becomeNetwork("paused");
     if (turn) return this.conversation.keepSound(turn, "user", samples);
     this.#sentMs += ms; // the server's places count what it listens to
     this.#remembered.push({ endMs: this.#sentMs, capturedAt, samples });
@@ -251,7 +251,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     const behind = this.session.bufferedBytes / (2 * rate);
     if (behind > PAUSED_SECONDS) this.#becomeNetwork("paused");
     else if (behind > SLOW_SECONDS) this.#network === "paused" || this.#becomeNetwork("slow");
-    else this.#becomeNetwork("well");
+    else if (!this.#full) this.#becomeNetwork("well");
   }
 
   /** @param {TalkEvents["network"]["state"]} state */

@@ -120,3 +120,21 @@ test("a finger that the question took off leaves the microphone open for the nex
   await settled();
   assert.deepEqual([talk.phase, microphone.isOpen, [...open]], ["off", true, ["first"]]);
 });
+
+test("while no more can be kept the network is said to be paused once, and well when there is room again", async () => {
+  const { talk, sent, hear } = button("open");
+  talk.press(0);
+  await settled();
+  grants[0].grant("one");
+  await settled();
+  const told = [];
+  talk.addEventListener("network", ({ detail: { state } }) => told.push(state));
+  const { sendChunk } = talk.session;
+  talk.session.sendChunk = () => false;
+  for (let piece = 0; piece < 4; piece++) hear();
+  assert.deepEqual(told, ["paused"]);
+  talk.session.sendChunk = sendChunk;
+  for (let piece = 0; piece < 2; piece++) hear();
+  assert.deepEqual(told, ["paused", "well"]);
+  assert.equal(sent.length, 2);
+});
