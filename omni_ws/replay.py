@@ -46,6 +46,7 @@ from omni_ws.client.audio import Pcm16, paced, pieces, write_wav
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.scenarios.servers import NoServer, own_server
+from omni_ws.talk.display import printable
 from omni_ws.wire.openai_requests import FIELD
 from omni_ws.wire.recording import (
     BesideLine,
@@ -212,7 +213,7 @@ def fork_as_text(point: ForkPoint, answer: TimedAnswer) -> str:
     ]
     lines = [f"{left:<{width}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
     asked = " ".join(filter(None, (user.get("typed"), user["text"]))) or "(no words)"
-    return "\n".join([*textwrap.wrap(f"User: {asked}", 2 * width + 3), "", *lines])
+    return printable("\n".join([*textwrap.wrap(f"User: {asked}", 2 * width + 3), "", *lines]))
 
 
 def _calls_recorded(point: ForkPoint) -> str:

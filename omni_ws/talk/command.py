@@ -51,7 +51,7 @@ from omni_ws.talk.conversation import (
     talk_held,
     type_turns,
 )
-from omni_ws.talk.display import JsonDisplay, PlainDisplay, make_display, sentence
+from omni_ws.talk.display import JsonDisplay, PlainDisplay, make_display, printable, sentence
 from omni_ws.talk.sound_devices import (
     EchoBetween,
     LoudspeakerDevice,
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _complain(problem: object, status: int) -> int:
-    print(f"omni-ws talk: {problem}", file=sys.stderr)
+    print(printable(f"omni-ws talk: {problem}"), file=sys.stderr)
     return status
 
 

@@ -15,7 +15,14 @@ import orjson
 from omni_ws.core.chunks import FinishReason
 from omni_ws.wire.server_frames import Part, SessionCreatedFrame
 
+#: Control characters but line breaks and tabs.
+_CONTROLS: Final = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 LATENCIES = (("first audio", "first_audio_ms"), ("first text", "first_text_ms"))
+
+
+def printable(text: str) -> str:
+    """Return text of a server or of a recording without what would control the terminal."""
+    return text.translate(_CONTROLS)
 
 
 class JsonDisplay:
@@ -45,6 +52,7 @@ class PlainDisplay(JsonDisplay):
         self._times = times
 
     def show(self, kind: str, **fields: Any) -> None:
+        fields = _printable(fields)
         if kind == "text":
             print(fields["text"] if self.in_reply else f"reply: {fields['text']}", end="", flush=True)
             self.in_reply = True
@@ -68,6 +76,10 @@ class PlainDisplay(JsonDisplay):
             case "note" | "parts" | "error" | "saved":
                 return f"{kind}: {fields['message']}"
         return None
+
+
+def _printable(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def _relative(milliseconds: int) -> str:
@@ -156,6 +168,7 @@ class LiveDisplay(PlainDisplay):
         self._next_frame: asyncio.TimerHandle | None = None
 
     def show(self, kind: str, **fields: Any) -> None:
+        fields = _printable(fields)
         match kind:
             case "transcript":
                 self._heard, self._interim = fields["text"], fields["interim"]

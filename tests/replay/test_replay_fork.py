@@ -17,7 +17,7 @@ from support.speech_clips import as_pcm16
 from omni_ws.config.keys import ApiKey, digest
 
 TALK = (
-    Said("My name is Ada.", "Nice to meet you, Ada."),
+    Said("My name is Ada.", "Nice to meet you, Ada.\x1b[2J"),
     Said("Tell me a story.", "Once upon a time there was a keeper.", heard=4),
     Said("What is my name?", "I do not know."),
 )
@@ -48,7 +48,7 @@ async def test_both_answers_are_told_and_saved(tmp_path: Path) -> None:
         assert request.instructions == "Be short."
         assert [(one.role, one.text) for one in request.history] == [
             ("user", "My name is Ada."),
-            ("assistant", "Nice to meet you, Ada."),
+            ("assistant", "Nice to meet you, Ada.\x1b[2J"),
             ("user", "Tell me a story."),
             ("assistant", "Once upon a time"),
         ]
@@ -56,6 +56,7 @@ async def test_both_answers_are_told_and_saved(tmp_path: Path) -> None:
         text = await replay(path, "--url", url(server), "--from-turn", "1", "--speed", "max")
         assert text.status == 0
         assert "User: My name is Ada." in text.output
+        assert "\x1b" not in text.output  # what would control the terminal
         assert any("Nice to meet you, Ada." in line and "This is noise 2." in line for line in text.output.splitlines())
     with wave.open(str(tmp_path / "sound" / "turn-3-now.wav")) as file:
         assert (file.getnchannels(), file.getframerate()) == (1, 24_000)

@@ -115,6 +115,12 @@ async def test_text_in_plain_lines(url: str, bare_python: dict[str, str]) -> Non
     assert latency.startswith("latency: first text ")
 
 
+async def test_an_answer_does_not_control_the_terminal(url: str) -> None:
+    ended = await talk("--url", url, "--text", "one\x1b]0;title\x07 two\x9b2J\nthree")
+    assert ended.status == 0
+    assert ended.output.startswith("reply: one]0;title two2J\nthree\n")
+
+
 async def test_a_file_as_fast_as_it_goes_is_saved_as_it_was(url: str, tone: Path, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
     ended = await talk("--url", url, "--file", str(tone), "--fast", "--save", str(reply), "--json")
