@@ -119,6 +119,8 @@ async def receive(session: ClientSession, loudspeaker: Loudspeaker) -> None:
 async def ask(options: argparse.Namespace) -> None:
     """A WAV file as if it was being spoken: sent in real time, with the answer in one piece."""
     audio = read_wav(options.file)
+    if not audio.samples:
+        raise UnreadableAudio("there is no sound in it")
     config = {
         "input_audio": {"format": "pcm16", "sample_rate": audio.sample_rate, "channels": audio.channels},
         "output_audio": {"format": "pcm16"},

@@ -50,7 +50,7 @@ from omni_ws.client import Final as LastEvent
 from omni_ws.client.audio import Pcm16, paced, pieces, read_ahead
 from omni_ws.client.connection import authorization, error_from_response, websocket_url
 from omni_ws.core.chunks import AudioEncoding, FinishReason
-from omni_ws.errors import OmniError
+from omni_ws.errors import EmptyInput, OmniError
 from omni_ws.scenarios.servers import (
     REALTIME_RATE,
     realtime_wire,
@@ -283,16 +283,20 @@ async def ask(
 ) -> None:
     """Send one question, ``text`` or else ``audio``, and pass its answer to ``listener``; wait until it was played.
 
-    Raises OmniError if no answer begins, and ConnectionLost.
+    Raises EmptyInput for ``audio`` without samples, OmniError if no answer begins, and ConnectionLost.
     """
 
     async def send() -> None:
+        asked = text is not None
         async with aclosing(audio):
             if text is not None:
                 await session.send_text(text, ref=QUESTION)
             else:
                 async for piece in audio:
                     await session.send_audio(piece, ref=QUESTION)
+                    asked = True
+        if not asked:
+            raise EmptyInput("there is no sound to send")
         listener.input_ended()
         await session.finish()
 

@@ -152,6 +152,13 @@ async def test_raw_samples_from_standard_input(url: str, tmp_path: Path) -> None
     assert read_wav(reply) == TONE
 
 
+async def test_no_sound_is_no_question(url: str, tmp_path: Path) -> None:
+    write_wav(tmp_path / "empty.wav", Pcm16(b"", 16_000))
+    for source in (("--raw",), ("--file", str(tmp_path / "empty.wav"))):
+        ended = await talk("--url", url, *source)
+        assert (ended.status, ended.complaints) == (1, "omni-ws talk: empty_input: there is no sound to send\n")
+
+
 async def test_settings_from_the_command_line(url: str) -> None:
     settings = ["--config", "sampling.max_tokens=2", "--config", "instructions=Be brief.", "--voice", "echo"]
     ended = await talk("--url", url, "--text", "a b c d", "--task", "speech", *settings, "--json")
