@@ -255,6 +255,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
         continue;
       }
       turn.requestId = null;
+      Object.assign(turn.answer, { calls: [], error: "", reason: "" });
       if (turn.kind !== "written") turn.user.text = turn.user.interim = ""; // it is listened to again
     }
     this.#wakeSettled();

@@ -268,6 +268,17 @@ test("a session that begins anew is asked under the same names", async () => {
   assert.deepEqual(shown(client)[1], ["written", "two", "TWO", "speaking"]);
 });
 
+test("a session that begins anew knows nothing of a call that was half made", async () => {
+  const { client, begin, hear } = conversation();
+  const turn = await client.write("and now?");
+  hear(started("r1", { ref: "turn-0" }));
+  hear(output("r1", { modality: "tool_call", index: 0, id: "call_1", name: "dice", arguments: '{"sides":' }));
+  begin();
+  hear(started("r2", { ref: "turn-0" }));
+  hear(output("r2", { modality: "tool_call", index: 0, id: "call_2", name: "dice", arguments: '{"sides":6}' }));
+  assert.deepEqual(turn.answer.calls, [{ id: "call_2", name: "dice", arguments: '{"sides":6}' }]);
+});
+
 test("what is written down late goes to its turn, and leaves the sound to the answer of now", () => {
   const { client, hear } = conversation();
   hear(speech("started", "turn_a", 0, "r1"));
