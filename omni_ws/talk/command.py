@@ -195,6 +195,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--output-device", type=named_device, metavar="D", help="number or part of the name")
     add("-h", "--help", action="help", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.text is not None:  # an argument that is not UTF-8 has surrogates
+        options.text = os.fsencode(options.text).decode(errors="replace")
     live = options.text is None and not (options.file or options.raw or options.list_devices)
     _check_usage(parser, options, live=live)
     try:

@@ -121,6 +121,11 @@ async def test_an_answer_does_not_control_the_terminal(url: str) -> None:
     assert ended.output.startswith("reply: one]0;title two2J\nthree\n")
 
 
+async def test_an_argument_that_is_not_utf_8_is_sent_with_replacements(url: str) -> None:
+    ended = await talk("--url", url, "--text", os.fsdecode(b"gr\xfcn"))
+    assert (ended.status, ended.output.splitlines()[0]) == (0, "reply: gr\ufffdn")
+
+
 async def test_a_file_as_fast_as_it_goes_is_saved_as_it_was(url: str, tone: Path, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
     ended = await talk("--url", url, "--file", str(tone), "--fast", "--save", str(reply), "--json")
