@@ -136,7 +136,7 @@ def left_of(leader: int) -> dict[int, str]:
             continue
         try:
             state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if state != "Z" and (int(session) == leader or f"processes.py {leader} " in title):
