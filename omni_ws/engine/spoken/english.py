@@ -405,6 +405,10 @@ def plural_of(digits: str) -> str:
     return plural(in_pairs(digits) if len(digits) == 3 else cardinal(digits))
 
 
+#: Capitals behind a full stop that begin no sentence: "5 p.m. EST", "Apple Inc. CEO".
+GOING_ON: Final = rf" (?:[A-Z]{{2,}}\b|(?:Eastern|Central|Mountain|Pacific)\b|(?ai:{one_of(ABBREVIATIONS)}))"
+_GOES_ON: Final = re.compile(GOING_ON)
+
 #: The rules, in the order in which they are applied.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", lambda match: WEEKDAYS[match[1]]),
@@ -430,7 +434,8 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", lambda match: MONTH_NAMES[match[1]]),
     (r"(?<![\w.,])(\d{3,4}) (BCE?|CE|AD)\b", _era),
     (
-        r"(?<![\w:.])(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?(?:\s?([AaPp])\.?[Mm]\b(?:\.(?! [A-Z]|$))?)?(?![\d:])",
+        rf"(?<![\w:.])(\d{{1,2}}):(\d\d)(?::(\d\d(?:\.\d+)?))?"
+        rf"(?:\s?([AaPp])\.?[Mm]\b(?:\.(?:(?! [A-Z]|$)|(?={GOING_ON})))?)?(?![\d:])",
         _time,
     ),
     (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", lambda match: f"{cardinal(match[1])} to {cardinal(match[2])}"),
@@ -465,15 +470,17 @@ _MAGNITUDES: Final = one_of(MAGNITUDES)
 #: Words that may be read differently depending on the next word: a number before its unit, a month before its day, a
 #: title, an operator.
 _WAITS: Final = re.compile(
-    rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
+    rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|ft|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|\d['’′″]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
     rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
-    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
+    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]{{1,2}}|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
 )
+_UNITS_WITH_STOP: Final = frozenset((*UNITS, "in"))
+_SHORT_UNIT: Final = re.compile(rf"\d(?:{_UNITS})\.$")
 _WAITING_WORDS: Final = frozenset(
     (*MONTH_NAMES, *WEEKDAYS, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et")
 )
 #: Words of the same kind if they follow a number.
-_WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl"))
+_WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl", "ft"))
 _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.,;:!?…]*)[\"'”’)]*")
 #: Letters, by Python's definition, that people read as signs or numbers.
 _SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩⅪⅫ", *FRACTIONS, *SIGNS))
@@ -510,6 +517,9 @@ class EnglishRules:
             if token in _WAITING_WORDS or _ROMAN_NUMERAL.fullmatch(token):
                 return True
             return token in _WAITING_UNITS and before[-1:].isdigit()
+        stop, name = token[-1:] == ".", token[:-1]
+        if stop and ((name in _UNITS_WITH_STOP and before[-1:].isdigit()) or _SHORT_UNIT.search(token)):
+            return True
         if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
             return True
         return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
@@ -521,7 +531,7 @@ class EnglishRules:
             return False
         if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
             return False
-        if _ROMAN_NUMERAL.fullmatch(found[1]):
+        if _ROMAN_NUMERAL.fullmatch(found[1]) or ("-" in found[1] and _HYPHENED.fullmatch(found[1])):
             return False
         return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
@@ -561,6 +571,8 @@ def _needed_before(text: str, before: str) -> str:
     if _NEEDS_MORE.match(text) or (_MAYBE_CODE.match(text) and not CODES.isdisjoint(before.lower().split())):
         return before
     last = before.rpartition(" ")[2]
+    if last.endswith(","):
+        return last if last[:-1].lower() in BEFORE_DATES else ""
     if not last.isalpha():
         return last if _ORDINAL.fullmatch(last) or (last and _NEEDS_ONE.match(text)) else ""
     needed = last.lower() in _CONTEXT or last.istitle() or last.isupper() or _NEEDS_ONE.match(text) is not None
@@ -612,8 +624,8 @@ def _long_address(match: re.Match[str]) -> str:
 
 
 def _exponent(match: re.Match[str]) -> str:
-    sign = "minus " if match[2] in "-−" and match[2] else ""
-    return f"{decimal(match[1])} times ten to the power of {sign}{cardinal(match[3].lstrip('0') or '0')}"
+    sign = "-" if match[2] in "-−" and match[2] else ""
+    return f"{match[1]} × 10^{sign}{match[3].lstrip('0') or '0'}"  # a unit may follow
 
 
 def _port(match: re.Match[str]) -> str:
@@ -700,7 +712,9 @@ def _unit(match: re.Match[str]) -> str:
     one, several = UNITS[unit]
     # "a 5-km run" has the unit as an adjective.
     single = amount == "1" or joint == "-" or (is_adjective(match) and not unit.startswith("°"))
-    return f"{decimal(amount)} {one if single else several}" + (f" per {UNITS[per][0]}" if per else "")
+    return f"{decimal(amount)} {one if single else several}" + (
+        f" per {UNITS[per][0] if per in UNITS else PER.get(per, per)}" if per else ""
+    )
 
 
 def _many_or_minutes(match: re.Match[str]) -> str:
@@ -714,8 +728,16 @@ def _many_or_minutes(match: re.Match[str]) -> str:
 
 
 def _size(match: re.Match[str]) -> str:
-    feet, inches = match.groups()
-    return f"{cardinal(feet)} foot {cardinal(inches)}"
+    feet, *inches = filter(None, match.groups())
+    return f"{cardinal(feet)} foot {cardinal(inches[0])}"
+
+
+def _angle(match: re.Match[str]) -> str:
+    """Put an angle, or a latitude or longitude, into words: "40°42′46″N"."""
+    degrees, minutes, seconds, direction = match.groups()
+    said = f"{cardinal(degrees)} degrees {cardinal(str(int(minutes)))} minutes"
+    said += f" {decimal(seconds)} seconds" if seconds else ""
+    return f"{said} {_DIRECTIONS[direction]}" if direction else said
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -856,17 +878,22 @@ def _capture(match: re.Match[str]) -> str:
 _PIECES: Final = {"K": "king", "Q": "queen", "R": "rook", "B": "bishop", "N": "knight"}
 
 
+def _ends_sentence(behind: str) -> bool:
+    """Whether an abbreviation before ``behind`` ends its sentence: "p.m. She", but not "p.m. EST" or "Jr. Blvd."."""
+    return not behind or (behind[:2].strip().isupper() and _GOES_ON.match(behind) is None)
+
+
 def _abbreviation(match: re.Match[str]) -> str:
     words = ABBREVIATIONS[match[0].lower()]
     behind = match.string[match.end() :]
     # If it ends a sentence, its full stop also ends the sentence.
-    ends = match[0].lower() in SENTENCE_ENDS and (not behind or behind[:2].strip().isupper())
+    ends = match[0].lower() in SENTENCE_ENDS and _ends_sentence(behind)
     return f"{words}." if ends else words
 
 
 def _half_of_day(match: re.Match[str]) -> str:
     behind = match.string[match.end() :]
-    ends = match[0].endswith(".") and (not behind or behind[:2].strip().isupper())
+    ends = match[0].endswith(".") and _ends_sentence(behind)
     return f" {match[1].upper()} M" + ("." if ends else "")
 
 
@@ -903,8 +930,13 @@ def _rules(*rules: _Written) -> tuple[_Rule, ...]:
     return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
 
-#: The unit after an amount, perhaps with another one after "/".
-_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}))?(?![\w/°²³])"
+#: The unit after an amount, perhaps with what it is counted by after "/" (not a plural), and the full stop of an
+#: abbreviation, unless it may end a sentence.
+_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}|[a-z]+[a-rt-z]\b))?(?![\w/°²³])(?:(?<=[A-Za-z])\.(?=,| [a-z](?![A-Z])))?"
+_NAMES: Final = WEEKDAYS | {day: day for day in WEEKDAYS.values()} | MONTH_NAMES
+#: A range of weekdays or months: "Mon-Fri", "Jan. – Mar.".
+_DAYS_OR_MONTHS: Final = rf"\b({one_of(_NAMES)})\.? ?[-–] ?({one_of(_NAMES)})\b(?![-–])(?:\.(?=,| [a-z\d]))?"
+_HYPHENED: Final = re.compile(_DAYS_OR_MONTHS)
 _LASTING: Final = "(?:minutes|hours|days|weeks|months|years|people|times)"
 #: Operands of a multiplication or a power.
 _OPERAND_BEFORE: Final = r"(?:(?<=[\d)])|(?<=\b[A-Za-z]))"
@@ -967,6 +999,7 @@ _RULES: Final = _rules(
     # Dates and times come first, since their signs have other meanings elsewhere.
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
     (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
+    (_DAYS_OR_MONTHS, lambda match: f"{_NAMES[match[1]]} to {_NAMES[match[2]]}", "-–"),
     *((pattern, read, "0") for pattern, read in RULES),
     (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}", "0"),
     (
@@ -978,7 +1011,8 @@ _RULES: Final = _rules(
     (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
     (rf"\b({one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
-    # Money, before ranges of amounts.
+    # Money, before ranges of amounts; behind abbreviations that need the digits of their number.
+    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=[$€£]?\d)", _before_number, "."),
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
         rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
@@ -1014,12 +1048,16 @@ _RULES: Final = _rules(
     ),
     (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
     (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
-    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size, "′'’"),
+    (r"(\d+)° ?(\d{1,2})[′'’](?: ?(\d{1,2}(?:\.\d+)?)[″\"”])?(?: ?([NSEW])\b)?", _angle, "°"),
+    (r"(\d+)[′'’](?:(\d{1,2})(?:[″\"”]|\b)| (\d{1,2})[″\"”])", _size, "′'’"),
+    (r"\b(\d+) ?ft\.?,? (\d{1,2}) ?in\b(?:\.(?=,| [a-z]))?", _size, "f"),
     (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°", "º˚"),
     (r"(?<=\d)° (?=[CF]\b)", "°", "°"),
     (r"(?<![\w.])(\d{2,3}(?:\.\d)?)([CF])\b(?![-+#])", r"\1°\2", "CF"),
-    (r"(?<=\d)°([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
+    (r"(?<=\d)° ?([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
     (rf"(?<![\w.,])({_NUMBER})([mMBK]) ([a-z]+)\b", _many_or_minutes, "mMBK"),
+    (r"(?<=\d) ?x ?(?=\d+(?:\.\d+)? ?(?:[cmk]?m|ft|yd|mi|px)\b)", " by ", "x"),
+    (rf"(?<=\d) ?x ?(?=\d+(?:\.\d+)?(?: ?=| ?(?:{_UNITS})(?![\w/°²³])))", " times ", "x"),
     (rf"({_NUMBER})([ -]?){_UNIT}", _unit, "0"),
     (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent", "%"),
     (rf"{_OPERAND_BEFORE}\*\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \*\* {_OPERAND_BEHIND}", "^", "*"),
@@ -1037,7 +1075,6 @@ _RULES: Final = _rules(
     (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand", "k"),
     (r"(?<![\w.])(\d{3,4})([pi])\b", _lines, "pi"),
     # Abbreviations.
-    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number, "."),
     (rf"(?<![\w.])(?ai:{one_of(ABBREVIATIONS)})", _abbreviation, "."),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
     (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
@@ -1071,6 +1108,8 @@ _RULES: Final = _rules(
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
+    # The way to an entry of a menu: "Settings > Privacy".
+    (r"(?:^|\s)>\s(?=[\"'“‘(]*[A-Z][A-Za-z])", ", ", ">"),
     # A single Greek letter is a sign, and so is each of two; more of them are a word.
     (
         rf"[\u0370-\u03ff]{{3,}}|{one_of(SIGNS)}",
