@@ -310,7 +310,7 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     ),
     (
         r"(?<!\d[-–])\b(the )?(\d{1,2})(?:st|nd|rd|th)?(?: ?[-–] ?(\d{1,2})(?:st|nd|rd|th)?)? (?:of )?"
-        rf"({_MONTH})\b\.?(?:,? (\d{{4}})\b)?",
+        rf"({_MONTH})\b(?:\.(?=,| [^A-Z]))?(?:,? (\d{{4}})\b)?",
         _day_first,
     ),
     (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", lambda match: MONTH_NAMES[match[1]]),
@@ -367,7 +367,7 @@ _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.
 #: Letters, by Python's definition, that people read as signs or numbers.
 _SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩⅪⅫ", *FRACTIONS, *SIGNS))
 _BEFORE_ROMAN: Final = NUMBERED | CROWNED
-_DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m."))
+_DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m.", "al."))
 _ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
 #: Possible Roman numerals, and castling in chess.
@@ -644,6 +644,8 @@ def _unit_of_part(whole: str | None, above: int, unit: str | None) -> str:
 
 
 def _fraction_words(whole: str | None, above: int, below: int) -> str:
+    if above + below == 100 and whole is None:  # shares: "the 80/20 rule"
+        return f"{cardinal(str(above))} {cardinal(str(below))}"
     if below in (10, 100) or above >= below or below > 20:
         between = "out of" if above <= below else "over"
         named = f"{cardinal(str(above))} {between} {cardinal(str(below))}"
@@ -664,7 +666,12 @@ def _power(match: re.Match[str]) -> str:
 
 def _superscripts(match: re.Match[str]) -> str:
     digits = match[0].translate(_PLAIN_DIGITS)
-    return {"2": " squared", "3": " cubed"}.get(digits, f" to the power of {digits}")
+    return {"2": " squared", "3": " cubed"}.get(digits, f" to the power of {digits.replace('-', 'minus ')}")
+
+
+def _charge(match: re.Match[str]) -> str:
+    """Put the charge of an ion into words: "Fe³⁺" is "Fe three plus"."""
+    return f" {match[1].translate(_PLAIN_DIGITS)} {'plus' if match[2] == '⁺' else 'minus'}"
 
 
 _PLAIN_DIGITS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -894,7 +901,7 @@ _RULES: Final = _rules(
     (rf"\b({one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
     # Money, before ranges of amounts; behind abbreviations that need the digits of their number.
-    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=[$€£]?\d)", _before_number, "."),
+    (r"(?<![\w.])(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=[$€£]?\d)", _before_number, "."),
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
         rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
@@ -923,12 +930,13 @@ _RULES: Final = _rules(
     # Numbers with a suffix.
     (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
     (
-        rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
+        rf"(?<!\d[.,/])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
         rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
         _fraction,
         "/",
     ),
     (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
+    (r"(?<=\d)/(?=(?:second|minute|hour|day|week|month|year|person)\b)", " per ", "/"),
     (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
     (r"(\d+)° ?(\d{1,2})[′'’](?: ?(\d{1,2}(?:\.\d+)?)[″\"”])?(?: ?([NSEW])\b)?", _angle, "°"),
     (r"(\d+)[′'’](?:(\d{1,2})(?:[″\"”]|\b)| (\d{1,2})[″\"”])", _size, "′'’"),
@@ -951,6 +959,7 @@ _RULES: Final = _rules(
     (r"(?<=\d) ?[x×] ?(?=10(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]))", " times ", "x×"),
     (r"\^(?=\()", " to the power of ", "^"),
     (r"\^(\{?[-−]?\w+\}?)", _power, "^"),
+    (r"(?<=[\w)])([²³⁴⁵⁶⁷]?)([⁺⁻])(?![⁰¹²³⁴⁵⁶⁷⁸⁹])", _charge, "⁺⁻"),
     (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"),
     (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by ", "x×"),
     (r"(\d+(?:\.\d+)?)x\b(?!\s*(?:[-+*/=^]|minus|squared|cubed|to the power))", _times, "x"),
@@ -987,6 +996,7 @@ _RULES: Final = _rules(
     (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " ", "/"),
     (r"/(?=[\w.])|(?<=\w)/", " slash ", "/"),
     # Signs.
+    (r"(?<=\bC)\+\+(?=\w)", " plus plus ", "C"),
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
