@@ -52,7 +52,15 @@ _DIALLED: Final = re.compile(
     r"|(?:\(\d\d\) ?\d{4,5}|9\d{4})-\d{4}(?!\w)|(?:1-)?(?:\(\d{3}\) ?|\d{3}-)\d{3}-\d{4}(?!\w)"
     r"|\d{2,3}(?: \d{2,3}){2,4}(?!\w|[ .,]?\d))"
 )
-_TIME_RANGE: Final = re.compile(r"(?<!\w)(\d{1,2}(?::\d\d|[hH]\d{0,2}))(?: ?h)? ?[-–] ?(?=\d{1,2}[:hH])")
+#: Pairs of digits that are dialled, with marks in place of spaces: no date.
+_DIALLED_PAIRS: Final = re.compile(r"(?<![\w.,+-])0\d([.-])\d\d(?:\1\d\d){3}(?!\w|[.,-]\d)")
+_TIME_RANGE: Final = re.compile(
+    r"(?<!\w)(\d{1,2}(?::\d\d|[hH]\d{0,2})(?: ?h)?(?= ?[-–] ?\d{1,2}[:hH])"
+    r"|\d{1,2}\.\d\d(?= ?[-–] ?\d{1,2}\.\d\d ?Uhr)) ?[-–] ?"
+)
+#: "$1,500", as in Mexico and the United States; a price of petrol, "1,659 €", has its sign behind it.
+_DOLLARS_BY_THOUSANDS: Final = re.compile(r"[-−]?(?:(?:US)?\$|£) ?\d{1,3},\d{3}(?:/.*)?")
+_NO_CENTS: Final = re.compile(r"(?<=\d),[-–—]{1,2}(?!\d)")
 _SCORE: Final = re.compile(r"(?<![\w:.,])(\d{1,3}):(?=\d{1,3}(?![\w:]|[.,]\d))")
 _WHOLE: Final = re.compile(rf"{_BEGIN}(\d{{1,3}}) (?=\d{{1,2}}[/⁄]\d{{1,2}}(?![\w/]))")
 _POWER: Final = re.compile(r"(?<=[\w)])[²³]")
@@ -62,7 +70,7 @@ _PER: Final = r"(?:/(?P<per>(?:\d+ ?)?[^\W\d_]+[²³]?|\d+))?(?![\w/])"
 #: Letters behind a number that belong to its word: "1990er".
 _SUFFIX: Final = re.compile(r"[a-zà-ÿ]{2}")
 _RANGE: Final = re.compile(rf"{_BEGIN}({_NUMBER}) ?([–—-]) ?(?=({_NUMBER}))")
-_FRACTION: Final = re.compile(rf"{_BEGIN}(\d{{1,2}})[/⁄](\d{{1,2}})(?![\w/])")
+_FRACTION: Final = rf"{_BEGIN}(?P<part>(\d{{1,2}})[/⁄](\d{{1,2}}))"
 _VULGAR: Final[Mapping[str, str]] = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
 _ADDRESS: Final = re.compile(r"(?<![\w.+-])[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
 #: The ends of addresses without "@"; other words with a point inside are left alone.
@@ -209,7 +217,7 @@ class LanguageRules:
         self._rules = (*self._rules_of_words(days), *self._rules_of_amounts(symbols, magnitudes))
         firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
         if self._dotted:
-            firsts |= {f"{name}." for name in self._weekdays}
+            firsts |= {*self._weekdays, *(f"{name}." for name in self._weekdays)}
         self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))
         self._quick = frozenset(name.rstrip(".").lower() for name in (*self._abbreviations, *table["numbered"]))
         self._after_numbers = frozenset((*self._units, *table["waits_after_numbers"]))
@@ -222,9 +230,14 @@ class LanguageRules:
         others = self._abbreviations.keys() - titles
         return (
             (_ADDRESS, self._address),
-            (_TIME_RANGE, lambda found: f"{found[1]} {self.table['to']} "),
+            (_DIALLED_PAIRS, lambda found: found[0].replace(found[1], " ")),
+            (_NO_CENTS, ""),
+            (_TIME_RANGE, lambda found: f"{found[1].replace('.', ':')} {self.table['to']} "),
             (self._days, self._range_of_days),
-            (re.compile(rf"(?<!\w)({days})\.(?=[,)]| \d)" if self._dotted else "(?!)"), self._day_of_week),
+            (
+                re.compile(rf"(?<!\w)({days})(?:\.(?=[,)])|(?:\.|(?<!So))(?= \d))" if self._dotted else "(?!)"),
+                self._weekday,
+            ),
             (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{one_of(titles)})|{one_of(others)})(?!\w)"), self._abbreviation),
             (re.compile(rf"(?<!\w)(?P<word>{one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
@@ -260,9 +273,9 @@ class LanguageRules:
             (re.compile(rf"{_BEGIN}{amount}{magnitude}(?= (?:{table['of']}))"), self._magnitude),
             (re.compile(rf"{_BEGIN}{amount} (?P<magnitude>{signs})(?!\w)"), self._magnitude),
             (_RANGE, self._range),
+            (re.compile(rf"{_FRACTION}(?: ?(?P<unit>{one_of(self._units)}))?(?![\w/])"), self._fraction),
             (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{one_of(self._units)})(?!\w){_PER}(?:{stop})?"), self._unit),
             (_POWER, lambda found: f" {self.table['powers'][found[0]]}"),
-            (_FRACTION, self._fraction),
             (re.compile(rf"{_BEGIN}{amount}(?= (?P<next>[^\W\d_]+)|)"), self._counted),
             (re.compile(r"\d+"), self._plain),
             (re.compile(rf"(?:{one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
@@ -417,11 +430,10 @@ class LanguageRules:
         return f"{found[1]} {self.table['to']} "
 
     def _fraction(self, found: re.Match[str]) -> str:
-        said: Mapping[str, str] = self.table["fractions"]
-        if (name := said.get(found[0].replace("⁄", "/"))) is not None:
-            return name
-        over = "" if found[0] == "24/7" else self.table["over"]
-        return f"{found[1]} {over} {found[2]}"
+        written, above, below = found["part"].replace("⁄", "/"), found[2], found[3]
+        over = "" if written == "24/7" else self.table["over"]
+        name = self.table["fractions"].get(written, f"{above} {over} {below}")
+        return name if found["unit"] is None else f"{name} {self._units[found['unit']][0]}"
 
     # Ordinals.
 
@@ -500,7 +512,7 @@ class LanguageRules:
     def _range_of_days(self, found: re.Match[str]) -> str:
         return f"{self._weekdays[found[1].lower()]} {self.table['to']} {self._weekdays[found[2].lower()]}"
 
-    def _day_of_week(self, found: re.Match[str]) -> str:
+    def _weekday(self, found: re.Match[str]) -> str:
         return self._weekdays[found[1].lower()]
 
     # Money and units.
@@ -525,9 +537,12 @@ class LanguageRules:
         if (magnitude := found["magnitude"]) is not None:
             noun = self._magnitude_noun(magnitude, found["number"])
             return f"{minus}{noun}{self._of(forms[1])}"
-        whole, decimals = _parts(found["number"])
+        number = found["number"]
+        if _DOLLARS_BY_THOUSANDS.fullmatch(found[0]):
+            number = number.replace(",", "")
+        whole, decimals = _parts(number)
         if len(decimals) != 2 or len(forms) < 6 or len(whole) > _MAX_DIGITS:
-            said, value = self._amount(found["number"], forms[2])
+            said, value = self._amount(number, forms[2])
             return f"{minus}{said} {self._form(forms, value)}"
         minor = int(decimals)
         parts = []
