@@ -288,7 +288,8 @@ def plural_of(digits: str) -> str:
 
 
 #: Capitals behind a full stop that begin no sentence: "5 p.m. EST", "Apple Inc. CEO".
-GOING_ON: Final = rf" (?:[A-Z]{{2,}}\b|(?:Eastern|Central|Mountain|Pacific)\b|(?ai:{one_of(ABBREVIATIONS)}))"
+_TIMED: Final = one_of(("Eastern", "Central", "Mountain", "Pacific", *WEEKDAYS.values()))
+GOING_ON: Final = rf" (?:[A-Z]{{2,}}\b|(?:{_TIMED})\b|(?ai:{one_of(ABBREVIATIONS)}))"
 _GOES_ON: Final = re.compile(GOING_ON)
 
 #: The rules, in the order in which they are applied.
@@ -551,8 +552,9 @@ def _code(match: re.Match[str]) -> str:
 
 
 def _money_range(match: re.Match[str]) -> str:
-    symbol, first, last, magnitude = match.groups()
-    return f"{decimal(first)} to {_money(symbol, last, magnitude)}"
+    symbol, first, of_first, last, magnitude = match.groups()
+    begin = f"{decimal(first)} {MAGNITUDES[of_first]}" if of_first else decimal(first)
+    return f"{begin} to {_money(symbol, last, magnitude)}"
 
 
 def _money_before(match: re.Match[str]) -> str:
@@ -720,6 +722,8 @@ def _letters_and_digits(match: re.Match[str]) -> str:
     """Put digits among letters into words: "MP3" is "MP three", "H2O" "H two O". Hashes and the like are unchanged."""
     token = match[0]
     runs = re.findall(r"[A-Za-z]+|\d+", token)
+    if len(runs) == 2 and runs[1] == "ers" and len(runs[0]) <= 4:
+        return cardinal(runs[0]).removesuffix("e") + "ers"  # the 49ers
     if len(runs) > 4:
         return token
     return " ".join(
@@ -819,9 +823,10 @@ def _rules(*rules: _Written) -> tuple[_Rule, ...]:
     return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
 
-#: The unit after an amount, perhaps with what it is counted by after "/" (not a plural), and the full stop of an
-#: abbreviation, unless it may end a sentence.
-_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}|[a-z]+[a-rt-z]\b))?(?![\w/°²³])(?:(?<=[A-Za-z])\.(?=,| [a-z](?![A-Z])))?"
+#: The full stop of a unit, unless it may end a sentence.
+_STOP: Final = r"(?:(?<=[A-Za-z])\.(?=[,;:)]| [a-z](?![A-Z])))?"
+#: The unit after an amount, perhaps with what it is counted by after "/" (not a plural).
+_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}|[a-z]+[a-rt-z]\b))?(?![\w/°²³]){_STOP}"
 _NAMES: Final = WEEKDAYS | {day: day for day in WEEKDAYS.values()} | MONTH_NAMES
 #: A range of weekdays or months: "Mon-Fri", "Jan. – Mar.".
 _DAYS_OR_MONTHS: Final = rf"\b({one_of(_NAMES)})\.? ?[-–] ?({one_of(_NAMES)})\b(?![-–])(?:\.(?=,| [a-z\d]))?"
@@ -904,7 +909,8 @@ _RULES: Final = _rules(
     (r"(?<![\w.])(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=[$€£]?\d)", _before_number, "."),
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
-        rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
+        rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})(?: ?({_MAGNITUDES}))?"
+        rf"\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
         _money_range,
         "-–",
     ),
@@ -921,7 +927,8 @@ _RULES: Final = _rules(
     (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus ", "-−"),
     (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to ", "-–"),
     (
-        r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])|(?<=(?<![A-Za-z])[a-z]) [-−] (?=\d)",
+        r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])"
+        r"|(?:(?<=(?<![A-Za-z])[a-z])|(?<=[²³])) [-−] (?=\d|[a-z](?![A-Za-z]))",
         " minus ",
         "-−",
     ),
@@ -931,13 +938,17 @@ _RULES: Final = _rules(
     (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
     (
         rf"(?<!\d[.,/])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
-        rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
+        rf"(?: ?({_UNITS})(?![\w/°²³]){_STOP})?(?![\w/]|\.\d)",
         _fraction,
         "/",
     ),
     (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
     (r"(?<=\d)/(?=(?:second|minute|hour|day|week|month|year|person)\b)", " per ", "/"),
-    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
+    (
+        rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]){_STOP})?",
+        _fraction_sign,
+        "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒",
+    ),
     (r"(\d+)° ?(\d{1,2})[′'’](?: ?(\d{1,2}(?:\.\d+)?)[″\"”])?(?: ?([NSEW])\b)?", _angle, "°"),
     (r"(\d+)[′'’](?:(\d{1,2})(?:[″\"”]|\b)| (\d{1,2})[″\"”])", _size, "′'’"),
     (r"\b(\d+) ?ft\.?,? (\d{1,2}) ?in\b(?:\.(?=,| [a-z]))?", _size, "f"),
