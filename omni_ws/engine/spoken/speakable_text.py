@@ -690,7 +690,9 @@ class InlineMarkup:
         if "&" in word and ";" in word:
             word = html.unescape(word)
         if "\\" in word and not _WINDOWS_PATH.match(word):
-            word = _latex(word) if _LATEX_HINT.search(word) else _ESCAPED.sub(r"\1", word)
+            is_latex = _LATEX_HINT.search(word)
+            self._dollar ^= is_latex is not None and word.count("$") % 2 == 1
+            word = _latex(word) if is_latex else _ESCAPED.sub(r"\1", word)
         if "$" in word:
             word = self._without_dollars(word)
         if "*" in word or "~~" in word or "\\" in word:
