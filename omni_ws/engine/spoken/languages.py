@@ -202,7 +202,9 @@ class LanguageRules:
         self._signs: Mapping[str, str] = table["signs"]
         self._feminine = re.compile(table["feminine"])
         self._masculine = re.compile(table["masculine"])
-        self._not_nouns = frozenset(table["not_nouns"])
+        #: Words before which "1" is no article; behind it in a formula come operators.
+        operators = (said.partition(" ")[0] for said in table["operators"].values())
+        self._not_nouns = frozenset((*table["not_nouns"], *operators))
         self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
         self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
         written: Mapping[str, str] = table["abbreviations"]
@@ -307,7 +309,12 @@ class LanguageRules:
 
     def is_read_as_written(self, word: str, before: str) -> bool:
         found = _ORDINARY.fullmatch(word)
-        if found is None or self._days.match(found[1]) is not None or any(map(str.isdigit, found[1])):
+        if (
+            found is None
+            or found[1] in self._signs
+            or self._days.match(found[1]) is not None
+            or any(map(str.isdigit, found[1]))
+        ):
             return False
         return self._quick.isdisjoint(re.split("[’'-]", found[1].lower()))
 
