@@ -218,10 +218,13 @@ class LanguageRules:
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
         self._rules = (*self._rules_of_words(days), *self._rules_of_amounts(symbols, magnitudes))
         firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
+        weekdays = frozenset[str]()
         if self._dotted:
+            weekdays = frozenset(self._weekdays)
             firsts |= {*self._weekdays, *(f"{name}." for name in self._weekdays)}
         self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))
-        self._quick = frozenset(name.rstrip(".").lower() for name in (*self._abbreviations, *table["numbered"]))
+        shortened = (*self._abbreviations, *table["numbered"], *weekdays)
+        self._quick = frozenset(name.rstrip(".").lower() for name in shortened)
         self._after_numbers = frozenset((*self._units, *table["waits_after_numbers"]))
 
     def _rules_of_words(self, days: str) -> Sequence[_Rule]:
@@ -486,6 +489,8 @@ class LanguageRules:
         day, month, written = int(parts["day"]), int(parts["month"]), parts.get("year")
         if not (1 <= day <= 31 and 1 <= month <= 12):
             return found[0]
+        if "/" in found[0] and not written and month in (10, 12) and day <= month and not self._is_named(found):
+            return found[0]  # a mark, "8/10", unless an article shows that it is a day
         year = self._full_year(written) if written else ""
         name = self.table["months"][month - 1]
         before = found.string[: found.start()].split()
