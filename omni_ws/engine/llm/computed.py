@@ -27,7 +27,7 @@ from omni_ws.engine.llm.questions import (
     read,
     requests,
 )
-from omni_ws.engine.spoken.english import (
+from omni_ws.engine.spoken.english_numbers import (
     SMALL_NUMBERS,
     TENS,
     ordinal,

@@ -199,7 +199,7 @@ def retry_after_seconds(value: str | None) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     if seconds != seconds:
         return None

@@ -10,136 +10,18 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from omni_ws.engine.spoken.languages import one_of, table_of
-
-#: Longer numbers are read digit by digit, since listeners could not follow their names.
-MAX_NAMED_DIGITS: Final = 15
-
-SMALL_NUMBERS: Final = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+from omni_ws.engine.spoken.english_numbers import (
+    by_digit,
+    cardinal,
+    clock,
+    decimal,
+    in_pairs,
+    ordinal,
+    plural,
+    roman,
+    year,
 )
-TENS: Final = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SCALES: Final = ("", " thousand", " million", " billion", " trillion")
-_ORDINALS: Final = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
-_ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-_WELL_FORMED: Final = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
-
-
-def cardinal(digits: str) -> str:
-    """Return a whole number in words: "21" is "twenty-one".
-
-    A long number, or one with leading zeros, is read digit by digit.
-    """
-    if len(digits) > MAX_NAMED_DIGITS or (len(digits) > 1 and digits[0] == "0"):
-        return by_digit(digits)
-    number = int(digits)
-    if number == 0:
-        return "zero"
-    groups: list[str] = []
-    for scale in _SCALES:
-        number, below = divmod(number, 1000)
-        if below:
-            groups.append(_below_thousand(below) + scale)
-    return " ".join(reversed(groups))
-
-
-def by_digit(digits: str) -> str:
-    """Return the digits as words, one by one: "007" is "zero zero seven"."""
-    return " ".join(SMALL_NUMBERS[int(digit)] for digit in digits)
-
-
-def decimal(text: str) -> str:
-    """Return a number such as "1,234.50", "0.5" or ".5" in words."""
-    whole, point, fraction = text.replace(",", "").partition(".")
-    name = cardinal(whole or "0")
-    return f"{name} point {by_digit(fraction)}" if point and fraction else name
-
-
-def ordinal(digits: str) -> str:
-    """Return an ordinal number in words: "21" is "twenty-first"."""
-    return ordinal_of(cardinal(digits))
-
-
-def ordinal_of(name: str) -> str:
-    """Return the ordinal form of a number's name: "twenty-one" becomes "twenty-first"."""
-    cut = max(name.rfind(" "), name.rfind("-")) + 1
-    last = name[cut:]
-    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return name[:cut] + _ORDINALS.get(last, regular)
-
-
-def year(digits: str) -> str:
-    """Return a year of four digits as it is said: "1998" is "nineteen ninety-eight", "2005" "two thousand five"."""
-    century, rest = int(digits[:2]), int(digits[2:])
-    if century % 10 == 0 and rest < 10:
-        return cardinal(digits)
-    if rest == 0:
-        return f"{cardinal(str(century))} hundred"
-    return f"{cardinal(str(century))} {_two_digits(rest)}"
-
-
-def in_pairs(digits: str) -> str:
-    """Return three or four digits in words, read in pairs as model numbers are: "747" is "seven forty-seven".
-
-    Numbers that end in "00" or begin with "0", and longer ones, are read as by ``cardinal``.
-    """
-    front, rest = digits[:-2], digits[-2:]
-    if rest == "00" or len(digits) > 4 or digits[0] == "0":
-        return cardinal(digits)
-    return f"{cardinal(front)} {_two_digits(int(rest))}"
-
-
-def clock(hours: str, minutes: str) -> str:
-    """Return a time of day in words: "3", "05" is "three oh five"; "3", "00" is "three"."""
-    name = cardinal(str(int(hours)))
-    return name if int(minutes) == 0 else f"{name} {_two_digits(int(minutes))}"
-
-
-def plural(name: str) -> str:
-    """Return the plural of a number's name: "fifty" becomes "fifties", "third" becomes "thirds"."""
-    if name.endswith("y"):
-        return name[:-1] + "ies"
-    return name + "es" if name.endswith("x") else name + "s"
-
-
-def roman(numeral: str) -> int:
-    """Return the value of a Roman numeral; 0 for other texts, such as "IIII" or "VIX"."""
-    if not _WELL_FORMED.fullmatch(numeral):
-        return 0
-    total = previous = 0
-    for letter in reversed(numeral):
-        value = _ROMAN[letter]
-        total += value if value >= previous else -value
-        previous = max(previous, value)
-    return total
-
-
-def _two_digits(number: int) -> str:
-    return f"oh {SMALL_NUMBERS[number]}" if number < 10 else _below_hundred(number)
-
-
-def _below_hundred(number: int) -> str:
-    if number < len(SMALL_NUMBERS):
-        return SMALL_NUMBERS[number]
-    tens, ones = divmod(number, 10)
-    return TENS[tens] + (f"-{SMALL_NUMBERS[ones]}" if ones else "")
-
-
-def _below_thousand(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    if not hundreds:
-        return _below_hundred(rest)
-    return f"{SMALL_NUMBERS[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")
-
+from omni_ws.engine.spoken.languages import one_of, table_of
 
 # The tables: units, currencies, months, abbreviations, and words around numbers
 
@@ -405,6 +287,11 @@ def plural_of(digits: str) -> str:
     return plural(in_pairs(digits) if len(digits) == 3 else cardinal(digits))
 
 
+#: Capitals behind a full stop that begin no sentence: "5 p.m. EST", "Apple Inc. CEO".
+_TIMED: Final = one_of(("Eastern", "Central", "Mountain", "Pacific", *WEEKDAYS.values()))
+GOING_ON: Final = rf" (?:[A-Z]{{2,}}\b|(?:{_TIMED})\b|(?ai:{one_of(ABBREVIATIONS)}))"
+_GOES_ON: Final = re.compile(GOING_ON)
+
 #: The rules, in the order in which they are applied.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", lambda match: WEEKDAYS[match[1]]),
@@ -424,13 +311,14 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     ),
     (
         r"(?<!\d[-–])\b(the )?(\d{1,2})(?:st|nd|rd|th)?(?: ?[-–] ?(\d{1,2})(?:st|nd|rd|th)?)? (?:of )?"
-        rf"({_MONTH})\b\.?(?:,? (\d{{4}})\b)?",
+        rf"({_MONTH})\b(?:\.(?=,| [^A-Z]))?(?:,? (\d{{4}})\b)?",
         _day_first,
     ),
     (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", lambda match: MONTH_NAMES[match[1]]),
     (r"(?<![\w.,])(\d{3,4}) (BCE?|CE|AD)\b", _era),
     (
-        r"(?<![\w:.])(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?(?:\s?([AaPp])\.?[Mm]\b(?:\.(?! [A-Z]|$))?)?(?![\d:])",
+        rf"(?<![\w:.])(\d{{1,2}}):(\d\d)(?::(\d\d(?:\.\d+)?))?"
+        rf"(?:\s?([AaPp])\.?[Mm]\b(?:\.(?:(?! [A-Z]|$)|(?={GOING_ON})))?)?(?![\d:])",
         _time,
     ),
     (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", lambda match: f"{cardinal(match[1])} to {cardinal(match[2])}"),
@@ -465,20 +353,22 @@ _MAGNITUDES: Final = one_of(MAGNITUDES)
 #: Words that may be read differently depending on the next word: a number before its unit, a month before its day, a
 #: title, an operator.
 _WAITS: Final = re.compile(
-    rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
+    rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|ft|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|\d['’′″]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
     rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
-    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
+    rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]{{1,2}}|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
 )
+_UNITS_WITH_STOP: Final = frozenset((*UNITS, "in"))
+_SHORT_UNIT: Final = re.compile(rf"\d(?:{_UNITS})\.$")
 _WAITING_WORDS: Final = frozenset(
     (*MONTH_NAMES, *WEEKDAYS, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et")
 )
 #: Words of the same kind if they follow a number.
-_WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl"))
+_WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl", "ft"))
 _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.,;:!?…]*)[\"'”’)]*")
 #: Letters, by Python's definition, that people read as signs or numbers.
 _SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩⅪⅫ", *FRACTIONS, *SIGNS))
 _BEFORE_ROMAN: Final = NUMBERED | CROWNED
-_DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m."))
+_DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m.", "al."))
 _ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
 #: Possible Roman numerals, and castling in chess.
@@ -510,6 +400,9 @@ class EnglishRules:
             if token in _WAITING_WORDS or _ROMAN_NUMERAL.fullmatch(token):
                 return True
             return token in _WAITING_UNITS and before[-1:].isdigit()
+        stop, name = token[-1:] == ".", token[:-1]
+        if stop and ((name in _UNITS_WITH_STOP and before[-1:].isdigit()) or _SHORT_UNIT.search(token)):
+            return True
         if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
             return True
         return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
@@ -521,7 +414,7 @@ class EnglishRules:
             return False
         if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
             return False
-        if _ROMAN_NUMERAL.fullmatch(found[1]):
+        if _ROMAN_NUMERAL.fullmatch(found[1]) or ("-" in found[1] and _HYPHENED.fullmatch(found[1])):
             return False
         return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
@@ -561,6 +454,8 @@ def _needed_before(text: str, before: str) -> str:
     if _NEEDS_MORE.match(text) or (_MAYBE_CODE.match(text) and not CODES.isdisjoint(before.lower().split())):
         return before
     last = before.rpartition(" ")[2]
+    if last.endswith(","):
+        return last if last[:-1].lower() in BEFORE_DATES else ""
     if not last.isalpha():
         return last if _ORDINAL.fullmatch(last) or (last and _NEEDS_ONE.match(text)) else ""
     needed = last.lower() in _CONTEXT or last.istitle() or last.isupper() or _NEEDS_ONE.match(text) is not None
@@ -612,8 +507,8 @@ def _long_address(match: re.Match[str]) -> str:
 
 
 def _exponent(match: re.Match[str]) -> str:
-    sign = "minus " if match[2] in "-−" and match[2] else ""
-    return f"{decimal(match[1])} times ten to the power of {sign}{cardinal(match[3].lstrip('0') or '0')}"
+    sign = "-" if match[2] in "-−" and match[2] else ""
+    return f"{match[1]} × 10^{sign}{match[3].lstrip('0') or '0'}"  # a unit may follow
 
 
 def _port(match: re.Match[str]) -> str:
@@ -657,8 +552,9 @@ def _code(match: re.Match[str]) -> str:
 
 
 def _money_range(match: re.Match[str]) -> str:
-    symbol, first, last, magnitude = match.groups()
-    return f"{decimal(first)} to {_money(symbol, last, magnitude)}"
+    symbol, first, of_first, last, magnitude = match.groups()
+    begin = f"{decimal(first)} {MAGNITUDES[of_first]}" if of_first else decimal(first)
+    return f"{begin} to {_money(symbol, last, magnitude)}"
 
 
 def _money_before(match: re.Match[str]) -> str:
@@ -700,7 +596,9 @@ def _unit(match: re.Match[str]) -> str:
     one, several = UNITS[unit]
     # "a 5-km run" has the unit as an adjective.
     single = amount == "1" or joint == "-" or (is_adjective(match) and not unit.startswith("°"))
-    return f"{decimal(amount)} {one if single else several}" + (f" per {UNITS[per][0]}" if per else "")
+    return f"{decimal(amount)} {one if single else several}" + (
+        f" per {UNITS[per][0] if per in UNITS else PER.get(per, per)}" if per else ""
+    )
 
 
 def _many_or_minutes(match: re.Match[str]) -> str:
@@ -714,8 +612,16 @@ def _many_or_minutes(match: re.Match[str]) -> str:
 
 
 def _size(match: re.Match[str]) -> str:
-    feet, inches = match.groups()
-    return f"{cardinal(feet)} foot {cardinal(inches)}"
+    feet, *inches = filter(None, match.groups())
+    return f"{cardinal(feet)} foot {cardinal(inches[0])}"
+
+
+def _angle(match: re.Match[str]) -> str:
+    """Put an angle, or a latitude or longitude, into words: "40°42′46″N"."""
+    degrees, minutes, seconds, direction = match.groups()
+    said = f"{cardinal(degrees)} degrees {cardinal(str(int(minutes)))} minutes"
+    said += f" {decimal(seconds)} seconds" if seconds else ""
+    return f"{said} {_DIRECTIONS[direction]}" if direction else said
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -740,6 +646,8 @@ def _unit_of_part(whole: str | None, above: int, unit: str | None) -> str:
 
 
 def _fraction_words(whole: str | None, above: int, below: int) -> str:
+    if above + below == 100 and whole is None:  # shares: "the 80/20 rule"
+        return f"{cardinal(str(above))} {cardinal(str(below))}"
     if below in (10, 100) or above >= below or below > 20:
         between = "out of" if above <= below else "over"
         named = f"{cardinal(str(above))} {between} {cardinal(str(below))}"
@@ -760,7 +668,12 @@ def _power(match: re.Match[str]) -> str:
 
 def _superscripts(match: re.Match[str]) -> str:
     digits = match[0].translate(_PLAIN_DIGITS)
-    return {"2": " squared", "3": " cubed"}.get(digits, f" to the power of {digits}")
+    return {"2": " squared", "3": " cubed"}.get(digits, f" to the power of {digits.replace('-', 'minus ')}")
+
+
+def _charge(match: re.Match[str]) -> str:
+    """Put the charge of an ion into words: "Fe³⁺" is "Fe three plus"."""
+    return f" {match[1].translate(_PLAIN_DIGITS)} {'plus' if match[2] == '⁺' else 'minus'}"
 
 
 _PLAIN_DIGITS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -809,6 +722,8 @@ def _letters_and_digits(match: re.Match[str]) -> str:
     """Put digits among letters into words: "MP3" is "MP three", "H2O" "H two O". Hashes and the like are unchanged."""
     token = match[0]
     runs = re.findall(r"[A-Za-z]+|\d+", token)
+    if len(runs) == 2 and runs[1] == "ers" and len(runs[0]) <= 4:
+        return cardinal(runs[0]).removesuffix("e") + "ers"  # the 49ers
     if len(runs) > 4:
         return token
     return " ".join(
@@ -856,17 +771,22 @@ def _capture(match: re.Match[str]) -> str:
 _PIECES: Final = {"K": "king", "Q": "queen", "R": "rook", "B": "bishop", "N": "knight"}
 
 
+def _ends_sentence(behind: str) -> bool:
+    """Whether an abbreviation before ``behind`` ends its sentence: "p.m. She", but not "p.m. EST" or "Jr. Blvd."."""
+    return not behind or (behind[:2].strip().isupper() and _GOES_ON.match(behind) is None)
+
+
 def _abbreviation(match: re.Match[str]) -> str:
     words = ABBREVIATIONS[match[0].lower()]
     behind = match.string[match.end() :]
     # If it ends a sentence, its full stop also ends the sentence.
-    ends = match[0].lower() in SENTENCE_ENDS and (not behind or behind[:2].strip().isupper())
+    ends = match[0].lower() in SENTENCE_ENDS and _ends_sentence(behind)
     return f"{words}." if ends else words
 
 
 def _half_of_day(match: re.Match[str]) -> str:
     behind = match.string[match.end() :]
-    ends = match[0].endswith(".") and (not behind or behind[:2].strip().isupper())
+    ends = match[0].endswith(".") and _ends_sentence(behind)
     return f" {match[1].upper()} M" + ("." if ends else "")
 
 
@@ -903,8 +823,14 @@ def _rules(*rules: _Written) -> tuple[_Rule, ...]:
     return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
 
-#: The unit after an amount, perhaps with another one after "/".
-_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}))?(?![\w/°²³])"
+#: The full stop of a unit, unless it may end a sentence.
+_STOP: Final = r"(?:(?<=[A-Za-z])\.(?=[,;:)]| [a-z](?![A-Z])))?"
+#: The unit after an amount, perhaps with what it is counted by after "/" (not a plural).
+_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}|[a-z]+[a-rt-z]\b))?(?![\w/°²³]){_STOP}"
+_NAMES: Final = WEEKDAYS | {day: day for day in WEEKDAYS.values()} | MONTH_NAMES
+#: A range of weekdays or months: "Mon-Fri", "Jan. – Mar.".
+_DAYS_OR_MONTHS: Final = rf"\b({one_of(_NAMES)})\.? ?[-–] ?({one_of(_NAMES)})\b(?![-–])(?:\.(?=,| [a-z\d]))?"
+_HYPHENED: Final = re.compile(_DAYS_OR_MONTHS)
 _LASTING: Final = "(?:minutes|hours|days|weeks|months|years|people|times)"
 #: Operands of a multiplication or a power.
 _OPERAND_BEFORE: Final = r"(?:(?<=[\d)])|(?<=\b[A-Za-z]))"
@@ -967,6 +893,7 @@ _RULES: Final = _rules(
     # Dates and times come first, since their signs have other meanings elsewhere.
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
     (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
+    (_DAYS_OR_MONTHS, lambda match: f"{_NAMES[match[1]]} to {_NAMES[match[2]]}", "-–"),
     *((pattern, read, "0") for pattern, read in RULES),
     (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}", "0"),
     (
@@ -978,10 +905,12 @@ _RULES: Final = _rules(
     (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
     (rf"\b({one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
-    # Money, before ranges of amounts.
+    # Money, before ranges of amounts; behind abbreviations that need the digits of their number.
+    (r"(?<![\w.])(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=[$€£]?\d)", _before_number, "."),
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
-        rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
+        rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})(?: ?({_MAGNITUDES}))?"
+        rf"\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
         _money_range,
         "-–",
     ),
@@ -996,9 +925,11 @@ _RULES: Final = _rules(
     # Ranges and signs of numbers.
     (rf"(?<=\d)[~〜～](?=\d)|(?<=\d) - (?=\d+(?:\.\d+)?(?: ?(?:{_UNITS}|%)| {_LASTING})(?!\w))", " to ", "~〜～-"),
     (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus ", "-−"),
+    (r"(?:(?<=\^\d)|(?<=[²³])|(?<=\d[xyzn]))[-−](?=\d+[a-z]{0,2}(?![\w-]))", " minus ", "-−"),
     (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to ", "-–"),
     (
-        r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])|(?<=(?<![A-Za-z])[a-z]) [-−] (?=\d)",
+        r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])"
+        r"|(?:(?<=(?<![A-Za-z])[a-z])|(?<=[²³])) [-−] (?=\d|[a-z](?![A-Za-z]))",
         " minus ",
         "-−",
     ),
@@ -1007,19 +938,28 @@ _RULES: Final = _rules(
     # Numbers with a suffix.
     (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
     (
-        rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
-        rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
+        rf"(?<!\d[.,/])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
+        rf"(?: ?({_UNITS})(?![\w/°²³]){_STOP})?(?![\w/]|\.\d)",
         _fraction,
         "/",
     ),
     (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
-    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
-    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size, "′'’"),
+    (r"(?<=\d)/(?=(?:second|minute|hour|day|week|month|year|person)\b)", " per ", "/"),
+    (
+        rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]){_STOP})?",
+        _fraction_sign,
+        "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒",
+    ),
+    (r"(\d+)° ?(\d{1,2})[′'’](?: ?(\d{1,2}(?:\.\d+)?)[″\"”])?(?: ?([NSEW])\b)?", _angle, "°"),
+    (r"(\d+)[′'’](?:(\d{1,2})(?:[″\"”]|\b)| (\d{1,2})[″\"”])", _size, "′'’"),
+    (r"\b(\d+) ?ft\.?,? (\d{1,2}) ?in\b(?:\.(?=,| [a-z]))?", _size, "f"),
     (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°", "º˚"),
     (r"(?<=\d)° (?=[CF]\b)", "°", "°"),
     (r"(?<![\w.])(\d{2,3}(?:\.\d)?)([CF])\b(?![-+#])", r"\1°\2", "CF"),
-    (r"(?<=\d)°([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
+    (r"(?<=\d)° ?([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
     (rf"(?<![\w.,])({_NUMBER})([mMBK]) ([a-z]+)\b", _many_or_minutes, "mMBK"),
+    (r"(?<=\d) ?x ?(?=\d+(?:\.\d+)? ?(?:[cmk]?m|ft|yd|mi|px)\b)", " by ", "x"),
+    (rf"(?<=\d) ?x ?(?=\d+(?:\.\d+)?(?: ?=| ?(?:{_UNITS})(?![\w/°²³])))", " times ", "x"),
     (rf"({_NUMBER})([ -]?){_UNIT}", _unit, "0"),
     (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent", "%"),
     (rf"{_OPERAND_BEFORE}\*\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \*\* {_OPERAND_BEHIND}", "^", "*"),
@@ -1031,13 +971,13 @@ _RULES: Final = _rules(
     (r"(?<=\d) ?[x×] ?(?=10(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]))", " times ", "x×"),
     (r"\^(?=\()", " to the power of ", "^"),
     (r"\^(\{?[-−]?\w+\}?)", _power, "^"),
+    (r"(?<=[\w)])([²³⁴⁵⁶⁷]?)([⁺⁻])(?![⁰¹²³⁴⁵⁶⁷⁸⁹])", _charge, "⁺⁻"),
     (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"),
     (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by ", "x×"),
     (r"(\d+(?:\.\d+)?)x\b(?!\s*(?:[-+*/=^]|minus|squared|cubed|to the power))", _times, "x"),
     (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand", "k"),
     (r"(?<![\w.])(\d{3,4})([pi])\b", _lines, "pi"),
     # Abbreviations.
-    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number, "."),
     (rf"(?<![\w.])(?ai:{one_of(ABBREVIATIONS)})", _abbreviation, "."),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
     (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
@@ -1068,9 +1008,12 @@ _RULES: Final = _rules(
     (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " ", "/"),
     (r"/(?=[\w.])|(?<=\w)/", " slash ", "/"),
     # Signs.
+    (r"(?<=\bC)\+\+(?=\w)", " plus plus ", "C"),
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
+    # The way to an entry of a menu: "Settings > Privacy".
+    (r"(?:^|\s)>\s(?=[\"'“‘(]*[A-Z][A-Za-z])", ", ", ">"),
     # A single Greek letter is a sign, and so is each of two; more of them are a word.
     (
         rf"[\u0370-\u03ff]{{3,}}|{one_of(SIGNS)}",

@@ -45,8 +45,32 @@ _DATE: Final = re.compile(
 )
 _DAY_AND_MONTH: Final = re.compile(rf"{_BEGIN}(?P<day>\d{{1,2}})/(?P<month>0\d|1[0-2])(?![\w/])")
 _TELEPHONE: Final = re.compile(r"(?<![\w+])\+\d[\d ()/.\-]{5,30}\d(?!\w)")
+#: Numbers as they are dialled within a country: behind an area code with a zero or in brackets, or in the form of the
+#: United States; and groups of digits, which are one if they are no thousands and no pairs.
+_DIALLED: Final = re.compile(
+    r"(?<![\w.,+])(?:(?:(?:\(0\d{1,4}\)|0\d{1,4}) |0\d{2,4}(?:[/-]| / ))\d{3,}(?:[ -]\d{2,})*(?![\w/]|[.,]\d)"
+    r"|(?:\(\d\d\) ?\d{4,5}|9\d{4})-\d{4}(?!\w)|(?:1-)?(?:\(\d{3}\) ?|\d{3}-)\d{3}-\d{4}(?!\w)"
+    r"|\d{2,3}(?: \d{2,3}){2,4}(?!\w|[ .,]?\d))"
+)
+#: Pairs of digits that are dialled, with marks in place of spaces: no date.
+_DIALLED_PAIRS: Final = re.compile(r"(?<![\w.,+-])0\d([.-])\d\d(?:\1\d\d){3}(?!\w|[.,-]\d)")
+_TIME_RANGE: Final = re.compile(
+    r"(?<!\w)(\d{1,2}(?::\d\d|[hH]\d{0,2})(?: ?h)?(?= ?[-–] ?\d{1,2}[:hH])"
+    r"|\d{1,2}\.\d\d(?= ?[-–] ?\d{1,2}\.\d\d ?Uhr)) ?[-–] ?"
+)
+#: "$1,500", as in Mexico and the United States; a price of petrol, "1,659 €", has its sign behind it.
+_DOLLARS_BY_THOUSANDS: Final = re.compile(r"[-−]?(?:(?:US)?\$|£) ?\d{1,3},\d{3}(?:/.*)?")
+_NO_CENTS: Final = re.compile(r"(?<=\d),[-–—]{1,2}(?!\d)")
+_SCORE: Final = re.compile(r"(?<![\w:.,])(\d{1,3}):(?=\d{1,3}(?![\w:]|[.,]\d))")
+_WHOLE: Final = re.compile(rf"{_BEGIN}(\d{{1,3}}) (?=\d{{1,2}}[/⁄]\d{{1,2}}(?![\w/]))")
+_POWER: Final = re.compile(r"(?<=[\w)])[²³]")
+_SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+#: What an amount is counted by: "/Monat", "/100 km"; digits alone, as in "24h/24".
+_PER: Final = r"(?:/(?P<per>(?:\d+ ?)?[^\W\d_]+[²³]?|\d+))?(?![\w/])"
+#: Letters behind a number that belong to its word: "1990er".
+_SUFFIX: Final = re.compile(r"[a-zà-ÿ]{2}")
 _RANGE: Final = re.compile(rf"{_BEGIN}({_NUMBER}) ?([–—-]) ?(?=({_NUMBER}))")
-_FRACTION: Final = re.compile(rf"{_BEGIN}(\d{{1,2}})[/⁄](\d{{1,2}})(?![\w/])")
+_FRACTION: Final = rf"{_BEGIN}(?P<part>(\d{{1,2}})[/⁄](\d{{1,2}}))"
 _VULGAR: Final[Mapping[str, str]] = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
 _ADDRESS: Final = re.compile(r"(?<![\w.+-])[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
 #: The ends of addresses without "@"; other words with a point inside are left alone.
@@ -58,10 +82,10 @@ _ORDINARY: Final = re.compile(r"[\"'“‘«(¿¡]*([^\W\d_]+(?:[’'-][^\W\d_]+
 _OPENING: Final = "\"'“‘„«(¿¡["
 _CLOSING: Final = ".,;:!?…\"'”’“»)]"
 #: Between two numbers these are operators; each language has its words.
-_BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?= )) ?(?=[-−+]?\d)")
+_BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−/](?= )) ?(?=[-−+]?\d)")
 #: An address of a computer, or the number of a version.
 _DOTTED_PARTS: Final = re.compile(r"(?<![\d.,])\d+(?:\.\d+){2,}(?!\w)")
-_DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
+_DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?!\w|[.,]\d)")
 
 
 def has_rules(language: str) -> bool:
@@ -152,6 +176,10 @@ def one_of(names: Iterable[str]) -> str:
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
+#: A pattern and its replacement.
+_Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]
+
+
 class LanguageRules:
     """The rules of one language other than English; ``table`` is its table, ``engine`` its number speller.
 
@@ -174,51 +202,89 @@ class LanguageRules:
         self._signs: Mapping[str, str] = table["signs"]
         self._feminine = re.compile(table["feminine"])
         self._masculine = re.compile(table["masculine"])
-        self._not_nouns = frozenset(table["not_nouns"])
+        #: Words before which "1" is no article; behind it in a formula come operators.
+        operators = (said.partition(" ")[0] for said in table["operators"].values())
+        self._not_nouns = frozenset((*table["not_nouns"], *operators))
         self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
         self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
         written: Mapping[str, str] = table["abbreviations"]
         #: As written, or with a capital at the beginning of a sentence.
         self._abbreviations = {**{name[0].upper() + name[1:]: said for name, said in written.items()}, **written}
-        # "20 M." and "20 St." are no titles, but "20 v. Chr." is a year.
-        titles = {name for name in written if _TITLE.fullmatch(name)}
-        others = self._abbreviations.keys() - titles
         symbols = [name for name in self._currencies if not name.isalpha()]
+        self._weekdays: Mapping[str, str] = {name.lower(): day for name, day in table["weekdays"].items()}
+        days = one_of(name for day in table["weekdays"] for name in (day, day[0].upper() + day[1:]))
+        self._days = re.compile(rf"(?<!\w)({days})\.? ?[-–] ?({days})(?!\w)(?:\.(?=,| [a-z\d]))?")
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
-        magnitude = rf"(?: (?P<magnitude>{one_of(magnitudes)})(?!\w))?"
-        amount = rf"(?P<number>{_NUMBER})"
-        self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
+        self._rules = (*self._rules_of_words(days), *self._rules_of_amounts(symbols, magnitudes))
+        firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
+        weekdays = frozenset[str]()
+        if self._dotted:
+            weekdays = frozenset(self._weekdays)
+            firsts |= {*self._weekdays, *(f"{name}." for name in self._weekdays)}
+        self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))
+        shortened = (*self._abbreviations, *table["numbered"], *weekdays)
+        self._quick = frozenset(name.rstrip(".").lower() for name in shortened)
+        self._after_numbers = frozenset((*self._units, *table["waits_after_numbers"]))
+
+    def _rules_of_words(self, days: str) -> Sequence[_Rule]:
+        """Return the rules of words, dates, times and telephone numbers; ``days`` matches the name of a weekday."""
+        table = self.table
+        # "20 M." and "20 St." are no titles, but "20 v. Chr." is a year.
+        titles = {name for name in table["abbreviations"] if _TITLE.fullmatch(name)}
+        others = self._abbreviations.keys() - titles
+        return (
             (_ADDRESS, self._address),
+            (_DIALLED_PAIRS, lambda found: found[0].replace(found[1], " ")),
+            (_NO_CENTS, ""),
+            (_TIME_RANGE, lambda found: f"{found[1].replace('.', ':')} {self.table['to']} "),
+            (self._days, self._range_of_days),
+            (
+                re.compile(rf"(?<!\w)({days})(?:\.(?=[,)])|(?:\.|(?<!So))(?= \d))" if self._dotted else "(?!)"),
+                self._weekday,
+            ),
             (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{one_of(titles)})|{one_of(others)})(?!\w)"), self._abbreviation),
             (re.compile(rf"(?<!\w)(?P<word>{one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
+            (_WHOLE, r"\1 & "),
             (_ISO_DATE, self._date),
             (_DATE, self._date),
             (re.compile(table["short_date"]) if "short_date" in table else _DAY_AND_MONTH, self._date),
             (_DOTTED_PARTS, self._part_by_part),
             (re.compile(table["time"], re.VERBOSE), self._time),
+            (_SCORE, rf"\1 {table.get('score', table['to'])} "),
             (_TELEPHONE, self._digits),
+            (_DIALLED, self._dialled),
+        )
+
+    def _rules_of_amounts(self, symbols: Sequence[str], magnitudes: Sequence[str]) -> Sequence[_Rule]:
+        table = self.table
+        signs = one_of(name for name in table["magnitude_signs"] if len(name) > 1) or "(?!)"
+        magnitude = rf"(?: (?P<magnitude>{one_of(magnitudes)})(?!\w))?"
+        amount = rf"(?P<number>{_NUMBER})"
+        stop = r"(?<=[A-Za-z])\.(?=,| [a-zà-ÿ])"  # of an abbreviation that ends no sentence
+        return (
             (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
             (_BETWEEN, self._between),
             (_SIGN, self._signed),
-            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{one_of(symbols)}) ?{amount}{magnitude}"), self._money),
             (
-                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{one_of(self._currencies)})(?!\w)"),
-                self._money,
+                re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{one_of(symbols)}) ?{amount}{magnitude}(?:{_PER}|)"),
+                self._money_per,
+            ),
+            (
+                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{one_of(self._currencies)})(?!\w)(?:{_PER}|)"),
+                self._money_per,
             ),
             (re.compile(rf"{_BEGIN}{amount}{magnitude}(?= (?:{table['of']}))"), self._magnitude),
+            (re.compile(rf"{_BEGIN}{amount} (?P<magnitude>{signs})(?!\w)"), self._magnitude),
             (_RANGE, self._range),
-            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{one_of(self._units)})(?![\w/])"), self._unit),
-            (_FRACTION, self._fraction),
+            (re.compile(rf"{_FRACTION}(?: ?(?P<unit>{one_of(self._units)}))?(?![\w/])"), self._fraction),
+            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{one_of(self._units)})(?!\w){_PER}(?:{stop})?"), self._unit),
+            (_POWER, lambda found: f" {self.table['powers'][found[0]]}"),
             (re.compile(rf"{_BEGIN}{amount}(?= (?P<next>[^\W\d_]+)|)"), self._counted),
             (re.compile(r"\d+"), self._plain),
             (re.compile(rf"(?:{one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
         )
-        firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
-        self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))
-        self._quick = frozenset(name.rstrip(".").lower() for name in (*self._abbreviations, *table["numbered"]))
-        self._after_numbers = frozenset((*self._units, *table["waits_after_numbers"]))
 
     # What SpeakableText asks.
 
@@ -230,11 +296,11 @@ class LanguageRules:
         bare = token.lstrip(_OPENING)
         if not bare:
             return False
-        if bare[-1].isdecimal() or bare in "-−+±×=÷<>≈–—":
+        if bare.rstrip(")")[-1:].isdecimal() or bare in "-−+±×=÷<>≈–—/":
             return True
         if self._dotted and bare[-1] == "." and bare[:-1].isdecimal():
             return True
-        if bare.lower() in self._waiting:
+        if bare.lower() in self._waiting or self._days.match(bare) is not None:
             return True
         if not before[-1:].isdecimal():
             return False
@@ -242,13 +308,21 @@ class LanguageRules:
             return True
         if bare == "de" and self.table["of_month"] == "de" and before.rpartition(" ")[2] in ("1", "01"):
             return True
-        return bare.rstrip(".").lower() in self._magnitudes or bare in self._after_numbers
+        return bare.rstrip(".").lower() in self._magnitudes or bare.rstrip(".") in self._after_numbers
 
     def is_read_as_written(self, word: str, before: str) -> bool:
         found = _ORDINARY.fullmatch(word)
-        return found is not None and found[1].lower() not in self._quick
+        if (
+            found is None
+            or found[1] in self._signs
+            or self._days.match(found[1]) is not None
+            or any(map(str.isdigit, found[1]))
+        ):
+            return False
+        return self._quick.isdisjoint(re.split("[’'-]", found[1].lower()))
 
     def in_words(self, text: str, before: str) -> str:
+        text = text.translate(_SUBSCRIPTS)
         if self._dotted:
             text = self._with_dotted_ordinals(text, before)
         if self._ordinal is not None:
@@ -334,11 +408,21 @@ class LanguageRules:
         text = found.string
         left = " " if found.start() and text[found.start() - 1].isalnum() else ""
         right = " " if found.end() < len(text) and text[found.end()].isalnum() else ""
+        if self.table.get("joins_suffixes") and _SUFFIX.match(text, found.end()):
+            right = ""
         return f"{left}{said}{right}"
 
     def _digits(self, found: re.Match[str]) -> str:
         plus = self._signs["+"] if found[0].startswith("+") else ""
         return f"{plus} {self._one_by_one(found[0])}".strip()
+
+    def _dialled(self, found: re.Match[str]) -> str:
+        groups = re.findall(r"\d+", found[0])
+        alike = {len(group) for group in groups[1:]} if " " in found[0] else {0}
+        is_amount = alike == {3} and found[0][0] not in "0("
+        if sum(map(len, groups)) < 8 or is_amount or (alike == {2} and len(groups) > 2):
+            return found[0]
+        return self._one_by_one(found[0])
 
     def _long_digits(self, found: re.Match[str]) -> str:
         return self._one_by_one(found[0]) if found[0].isdecimal() and len(found[0]) > _MAX_DIGITS else found[0]
@@ -347,7 +431,7 @@ class LanguageRules:
         return f"{self.table['signs_before'][found[1]]} "
 
     def _between(self, found: re.Match[str]) -> str:
-        return f" {self.table['operators'][found[1]]} "
+        return f" {self.table['operators'][found[1].replace('/', '÷')]} "
 
     def _range(self, found: re.Match[str]) -> str:
         first, last = (_parts(found[place])[0] for place in (1, 3))
@@ -356,10 +440,10 @@ class LanguageRules:
         return f"{found[1]} {self.table['to']} "
 
     def _fraction(self, found: re.Match[str]) -> str:
-        said: Mapping[str, str] = self.table["fractions"]
-        if (name := said.get(found[0].replace("⁄", "/"))) is not None:
-            return name
-        return f"{found[1]} {self.table['over']} {found[2]}"
+        written, above, below = found["part"].replace("⁄", "/"), found[2], found[3]
+        over = "" if written == "24/7" else self.table["over"]
+        name = self.table["fractions"].get(written, f"{above} {over} {below}")
+        return name if found["unit"] is None else f"{name} {self._units[found['unit']][0]}"
 
     # Ordinals.
 
@@ -405,6 +489,8 @@ class LanguageRules:
         day, month, written = int(parts["day"]), int(parts["month"]), parts.get("year")
         if not (1 <= day <= 31 and 1 <= month <= 12):
             return found[0]
+        if "/" in found[0] and not written and month in (10, 12) and day <= month and not self._is_named(found):
+            return found[0]  # a mark, "8/10", unless an article shows that it is a day
         year = self._full_year(written) if written else ""
         name = self.table["months"][month - 1]
         before = found.string[: found.start()].split()
@@ -435,7 +521,27 @@ class LanguageRules:
         words = {"hour": said, "minute": self.cardinal(minute), "hours": self._form(self.table["hour_forms"], hour)}
         return str(self.table["full_hour" if minute == 0 else "hour_and_minute"]).format(**words)
 
+    def _range_of_days(self, found: re.Match[str]) -> str:
+        return f"{self._weekdays[found[1].lower()]} {self.table['to']} {self._weekdays[found[2].lower()]}"
+
+    def _weekday(self, found: re.Match[str]) -> str:
+        return self._weekdays[found[1].lower()]
+
     # Money and units.
+
+    def _per(self, found: re.Match[str]) -> str:
+        """Return the words for what an amount is counted by."""
+        if not (written := found["per"]):
+            return ""
+        unit = written.lstrip("0123456789").strip()
+        digits = written.removesuffix(unit).strip()
+        if not unit:
+            return f" {self.table['over']} {self._amount(digits)[0]}"
+        forms = self._units.get(unit, (unit, unit))
+        return f" {self.table['per']} {f'{self._amount(digits)[0]} {forms[1]}' if digits else forms[0]}"
+
+    def _money_per(self, found: re.Match[str]) -> str:
+        return self._money(found) + self._per(found)
 
     def _money(self, found: re.Match[str]) -> str:
         forms = self._currencies[found["symbol"]]
@@ -443,9 +549,12 @@ class LanguageRules:
         if (magnitude := found["magnitude"]) is not None:
             noun = self._magnitude_noun(magnitude, found["number"])
             return f"{minus}{noun}{self._of(forms[1])}"
-        whole, decimals = _parts(found["number"])
+        number = found["number"]
+        if _DOLLARS_BY_THOUSANDS.fullmatch(found[0]):
+            number = number.replace(",", "")
+        whole, decimals = _parts(number)
         if len(decimals) != 2 or len(forms) < 6 or len(whole) > _MAX_DIGITS:
-            said, value = self._amount(found["number"], forms[2])
+            said, value = self._amount(number, forms[2])
             return f"{minus}{said} {self._form(forms, value)}"
         minor = int(decimals)
         parts = []
@@ -475,7 +584,7 @@ class LanguageRules:
     def _unit(self, found: re.Match[str]) -> str:
         forms = self._units[found["unit"]]
         said, value = self._amount(found["number"], forms[2] if len(forms) > 2 else "masculine")
-        return f"{said} {self._form(forms, value)}"
+        return f"{said} {self._form(forms, value)}{self._per(found)}"
 
     # Words and signs.
 

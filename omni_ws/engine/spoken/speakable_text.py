@@ -416,7 +416,8 @@ class SpeakableText:
     def _remember(self, word: str) -> None:
         """Keep ``word`` as context for the next words; the end of a sentence clears the context."""
         before = self._before.split(" ")[1 - _REMEMBERED :] if self._before and len(word) < _MAX_REMEMBERED else []
-        self._before = "" if word.endswith((".", "!", "?")) else " ".join([*before, word.strip(_MARKS)]).strip()
+        bare = word.strip(_MARKS) + ("," if word.endswith(",") else "")  # "In July, 4 people" has no date
+        self._before = "" if word.endswith((".", "!", "?")) else " ".join([*before, bare]).strip()
 
     def _say_word(self, text: str, start: int, end: int, *, gap: bool, written: str = "") -> None:
         written = (written or text) if end > start else ""
@@ -689,7 +690,9 @@ class InlineMarkup:
         if "&" in word and ";" in word:
             word = html.unescape(word)
         if "\\" in word and not _WINDOWS_PATH.match(word):
-            word = _latex(word) if _LATEX_HINT.search(word) else _ESCAPED.sub(r"\1", word)
+            is_latex = _LATEX_HINT.search(word)
+            self._dollar ^= is_latex is not None and word.count("$") % 2 == 1
+            word = _latex(word) if is_latex else _ESCAPED.sub(r"\1", word)
         if "$" in word:
             word = self._without_dollars(word)
         if "*" in word or "~~" in word or "\\" in word:

@@ -160,6 +160,7 @@ def test_a_date_to_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds is not None
     assert 29 <= seconds <= 30  # a date has whole seconds
     assert retry_after_seconds(formatdate(now - 30, usegmt=True)) == 0
+    assert retry_after_seconds(f"Mon, {10**20} Jan 2024 00:00:00 GMT") is None
 
 
 @pytest.mark.parametrize(
