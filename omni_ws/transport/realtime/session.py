@@ -624,9 +624,12 @@ class RealtimeConnection(SoleConnection):
         if self._kept is None:
             self._send(events)
             return
-        held = self._held = [*(self._held or ()), *events]
-        self._kept.write()
-        self._kept.when_settled(partial(self._release, held))
+        held = self._held = [*(self._held or ())]
+        try:
+            held += events  # what is sent while they are rendered comes between them
+        finally:
+            self._kept.write()
+            self._kept.when_settled(partial(self._release, held))
 
     def _release(self, held: list[Event]) -> None:
         if self._held is held:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import inline_workers
 from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline
 from support.live_server import LiveServer, live_server
@@ -18,7 +20,7 @@ from support.scripted_engines import CapableEngine, finished, said, tool_call
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import Engine
+from omni_ws.engine.base import Engine, TranscriptOutput
 from omni_ws.service.sessions.session import Session, Sessions
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open")))
@@ -35,6 +37,9 @@ async def replicas(
         live_server(second, sessions=kept, keys=keys, **fields) as other,
     ):
         yield [one, other]
+
+
+loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 def history(engine: CapableEngine) -> list[tuple[str, str]]:
@@ -174,6 +179,27 @@ async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_com
             shared.open.set()
             await client.until("conversation.item.retrieved")
             assert client.kinds()[-2:] == ["response.done", "conversation.item.retrieved"]
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+async def test_a_response_that_waited_for_a_transcript_begins_behind_it_also_while_it_is_kept() -> None:
+    transcribed = asyncio.Event()
+    engine = CapableEngine([lambda: transcribed.wait(), TranscriptOutput("go forward"), said("I go")])
+    async with live_server(engine) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(FakeStore()))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.update(audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
+            await client.append(loud(320) + quiet(640))
+            await client.until("input_audio_buffer.committed")
+            await client.send("response.create", response={"output_modalities": ["text"]})
+            await server.until(lambda: bool(engine.inputs))
+            transcribed.set()
+            assert text_of(await client.response()) == "I go"
+            kinds = client.kinds()
+            completed = kinds.index("conversation.item.input_audio_transcription.completed")
+            assert completed < kinds.index("response.created")
         await store.stop()
 
 
