@@ -150,8 +150,9 @@ class ConversationItems:
         last = next(reversed(self._items), None)
         previous = self.add(item)
         if after is not None and last is not None and after != last:
-            self._move(item, None if after == ROOT else after)
-            return None if after == ROOT else after
+            begins = after == ROOT or after not in self._items  # which has made room for this one
+            self._move(item, None if begins else after)
+            return None if begins else after
         if item.is_answer:
             self.seen()
         self._remember(item)

@@ -235,6 +235,9 @@ async def test_the_oldest_items_make_room() -> None:
         )
         await client.send("conversation.item.retrieve", item_id="item_1")
         await client.until("conversation.item.retrieved")
+        first = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "behind what goes"}]}
+        await client.send("conversation.item.create", item=first, previous_item_id="item_1")
+        assert (await client.until("conversation.item.added"))["previous_item_id"] is None
 
 
 async def test_items_beyond_the_size_of_a_session_end_it() -> None:
