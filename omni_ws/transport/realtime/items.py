@@ -224,8 +224,10 @@ class ConversationItems:
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
 
-        If ``transcript`` is empty, the next response gets the item's audio.
+        If ``transcript`` is empty, the next response gets the item's audio. Does nothing if the item was deleted.
         """
+        if item.item_id not in self._items:
+            return
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
