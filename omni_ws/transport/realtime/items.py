@@ -112,6 +112,8 @@ class ConversationItems:
         self._max_bytes = max_bytes
         #: The items that are the input of each open request, with their chunks, by request id.
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
+        #: What was heard of answers that were cut, by item id, when ``kept`` was last called.
+        self._heard: dict[str, str] = {}
 
     def get(self, item_id: str) -> Item | None:
         """Return the item with this id; None if there is none."""
@@ -253,8 +255,7 @@ class ConversationItems:
 
     def cut(self, item: Item, heard: str) -> None:
         """Shorten the text of an answer's item to ``heard``, the part that the user heard."""
-        for part in item.content:
-            part["transcript" if "transcript" in part else "text"] = heard
+        item.cut(heard)
         self._charge(item)
 
     def have_grown(self, items: Iterable[Item]) -> None:
@@ -272,9 +273,31 @@ class ConversationItems:
             self._ledger.remove(item.request_id, roles=answer if item.is_answer else ALL_ROLES - answer)
         self._forget(item.item_id)
 
-    def in_order(self) -> Iterable[Item]:
-        """Return all items, in order."""
-        return self._items.values()
+    def kept(self, speaking: Iterable[Turn]) -> Iterator[Item]:
+        """Yield the items, in order, with which a later session begins.
+
+        The input of a request that is not over is pending, also the words of the turns ``speaking``, as far as they are
+        known; the items of its answer are left out. Of an answer that was cut, what was heard is left, as far as the
+        ledger knows that now, or knew it at an earlier call.
+        """
+        self._note_heard()
+        spoken = [turn for turn in speaking if turn.text]
+        unanswered = {*self._asked, *(turn.item.request_id for turn in spoken)}
+        chunks = {turn.item.item_id: [InputChunk(Modality.TEXT, turn.text.encode())] for turn in spoken}
+        chunks |= {item.item_id: given for asked in self._asked.values() for item, given in asked}
+        for item in self._items.values():
+            if item.is_answer and item.request_id is not None and item.request_id in unanswered:
+                continue
+            if item.item_id in self._heard:
+                item = replace(item, content=[dict(part) for part in item.content])
+                item.cut(self._heard[item.item_id])
+            yield replace(item, chunks=chunks.get(item.item_id, item.chunks))
+
+    def _note_heard(self) -> None:
+        for item in self._items.values():
+            entry = None if item.request_id is None else self._ledger.find(item.request_id)
+            if item.role == "assistant" and entry is not None and entry.finished and entry.cut_ms is not None:
+                self._heard[item.item_id] = self._ledger.heard_text(entry)
 
     def go_on(self, items: Iterable[Item]) -> None:
         """Add the items of an earlier session, also to the history. Call it before any other item is added.
@@ -310,6 +333,7 @@ class ConversationItems:
     def _forget(self, item_id: str) -> None:
         del self._items[item_id]
         self._pending.pop(item_id, None)
+        self._heard.pop(item_id, None)
         self._share.resize(self._share.size - self._charged.pop(item_id))
 
     def _remember(self, item: Item) -> None:

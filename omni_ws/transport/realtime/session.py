@@ -523,6 +523,8 @@ class RealtimeConnection(SoleConnection):
             self._send([self._dialect.error(error)])
 
     def connection_closing(self) -> None:
+        if self._kept is not None and self._session.is_open:
+            self._kept.write()  # the conversation forgets what was heard of its answers as it ends
         self._emptied.set()
         self._session.end(None)
 
