@@ -112,6 +112,8 @@ class ConversationItems:
         self._max_bytes = max_bytes
         #: The items that are the input of each open request, with their chunks, by request id.
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
+        #: The open requests of whose input an item was deleted.
+        self._parted: set[str] = set()
         #: What was heard of answers that were cut, by item id, when ``kept`` was last called.
         self._heard: dict[str, str] = {}
 
@@ -222,6 +224,9 @@ class ConversationItems:
             self._charge(item)
         if failed:
             self._find_pending()
+        elif request_id in self._parted:
+            self._part(request_id)
+        self._parted.discard(request_id)
 
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
@@ -272,6 +277,22 @@ class ConversationItems:
         elif not item.extra:  # of MCP the history keeps the call with its result
             self._ledger.remove(item.request_id, roles=answer if item.is_answer else ALL_ROLES - answer)
         self._forget(item.item_id)
+        if item.request_id is None or item.is_answer or item.extra:
+            return
+        if item.request_id in self._asked:
+            self._parted.add(item.request_id)
+        else:
+            self._part(item.request_id)
+
+    def _part(self, request_id: str) -> None:
+        """Put the input of a request, of which an item was deleted, back into the history, item by item."""
+        rest = [one for one in self._items.values() if one.request_id == request_id and not one.is_answer]
+        for item in rest:
+            if not item.extra:
+                item.request_id = None
+                self._ledger.place(messages_of([item]), item_id=item.item_id, before=(request_id, True))
+        if rest:
+            self._ledger.weigh()
 
     def kept(self, speaking: Iterable[Turn]) -> Iterator[Item]:
         """Yield the items, in order, with which a later session begins.
