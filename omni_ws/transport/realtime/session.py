@@ -413,6 +413,8 @@ WRITE_BATCH_MESSAGES: Final = 128
 AUDIO_EVENTS: Final = frozenset(
     {"input_audio_buffer.append", "session.input_audio_buffer.append", "session.input_audio.append"}
 )
+#: The most events that wait for the record, beyond which the client's input waits, too.
+MAX_HELD_EVENTS: Final = 64
 #: How long a client may take to read the last events.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 
@@ -569,7 +571,7 @@ class RealtimeConnection(SoleConnection):
 
     @property
     def _input_blocked(self) -> bool:
-        return self._connection.paused or super()._input_blocked
+        return len(self._held or ()) > MAX_HELD_EVENTS or self._connection.paused or super()._input_blocked
 
     # output
 
@@ -638,6 +640,7 @@ class RealtimeConnection(SoleConnection):
             self._held = None
             self._send(held)
             self.output_ready()
+            self.input_may_continue()
 
     def _write(self, event: Event) -> None:
         write_event(self._connection, event)

@@ -24,7 +24,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.realtime.session import Realtime
+from omni_ws.transport.realtime.session import MAX_HELD_EVENTS, Realtime, RealtimeConnection
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open")))
 ONE, TWO = ({"Authorization": f"Bearer {key}"} for key in ("sesame", "open"))
@@ -182,6 +182,35 @@ async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_com
             shared.open.set()
             await client.until("conversation.item.retrieved")
             assert client.kinds()[-2:] == ["response.done", "conversation.item.retrieved"]
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+async def test_a_client_whose_events_wait_for_the_store_is_not_read_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[RealtimeConnection] = []
+    keep = RealtimeConnection.keep
+
+    def found(connection: RealtimeConnection, *arguments: Any) -> None:
+        connections.append(connection)
+        keep(connection, *arguments)
+
+    monkeypatch.setattr(RealtimeConnection, "keep", found)
+    shared = FakeStore()
+    async with live_server(CapableEngine([said("yes")])) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.say("Is it?", id="asked")
+            shared.open.clear()
+            await client.send("response.create", response={"output_modalities": ["text"]})
+            await client.until("response.output_text.delta")
+            for _ in range(4 * MAX_HELD_EVENTS):
+                await client.send("conversation.item.retrieve", item_id="asked")
+            await asyncio.sleep(0.1)
+            assert len(connections[0]._held or ()) == MAX_HELD_EVENTS + 1
+            shared.open.set()
+            for _ in range(4 * MAX_HELD_EVENTS):
+                await client.until("conversation.item.retrieved")
         await store.stop()
 
 
