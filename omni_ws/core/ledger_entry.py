@@ -50,8 +50,8 @@ class BoundedText(msgspec.Struct, omit_defaults=True):
         if piece:
             self.pieces.append(piece)
 
-    def joined(self, separator: str = "") -> str:
-        return separator.join(self.pieces)
+    def joined(self) -> str:
+        return "".join(self.pieces)
 
     def join(self) -> None:
         """Join all pieces into one."""
@@ -227,7 +227,8 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
     @property
     def user_text(self) -> str:
         """The words of the user, typed and spoken."""
-        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+        heard = (piece.strip() for piece in self.heard.pieces)  # a piece may begin with a blank, or have no words
+        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), *heard]))
 
     @property
     def answer_text(self) -> str:

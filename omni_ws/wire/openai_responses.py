@@ -281,7 +281,8 @@ class ChatCompletion:
         completion = options.object("chat.completion", choices, **extra)
         if self._transcript and options.input_transcript:
             told = {} if self._language is None else {"language": self._language}
-            completion["input_transcript"] = {"text": " ".join(self._transcript), **told}
+            pieces = (piece.strip() for piece in self._transcript)  # a piece may begin with a blank, or have no words
+            completion["input_transcript"] = {"text": " ".join(filter(None, pieces)), **told}
         return completion
 
     @property

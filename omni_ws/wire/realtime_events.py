@@ -247,6 +247,11 @@ class Item:
         """Complete an item of the assistant: set its status, and its content and text."""
         self.status, self.content, self.text = status, list(content), text
 
+    def cut(self, heard: str) -> None:
+        """Shorten the text of an answer to ``heard``."""
+        for part in self.content:
+            part["transcript" if "transcript" in part else "text"] = heard
+
     def shown(self) -> dict[str, Any]:
         """Return the item in the form that clients see."""
         common = {"id": self.item_id, "object": "realtime.item", "type": self.kind, "status": self.status}

@@ -381,7 +381,10 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
         config["tools"] = tools(response.tools)
     if response.tool_choice is not None:
         config["tool_choice"] = tool_choice(response.tool_choice)
-    if wanted := {name: value for name, value in sampling(response, abilities).items() if value is not None}:
+    wanted = {name: value for name, value in sampling(response, abilities).items() if value is not None}
+    if response.max_output_tokens == "inf" and abilities.max_tokens:
+        wanted["max_tokens"] = None  # whatever the limit of the session is
+    if wanted:
         config["sampling"] = wanted
     return config
 

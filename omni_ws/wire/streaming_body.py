@@ -52,7 +52,7 @@ CHUNK_MARKERS: Final = CHUNK_ONLY_FIELDS | {"modality", "payload", "text", "end_
 #: The largest integer that all JSON parsers represent exactly.
 MAX_OFFSET: Final = 2**53 - 1
 #: The query parameters that are strings even if they look like JSON.
-_TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
+_TEXTS: Final = frozenset({"model", "voice", "instructions", "prompt", "request_id"})
 
 
 class ChunkObject(ChunkFields, frozen=True, kw_only=True):

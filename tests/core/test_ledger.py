@@ -57,6 +57,15 @@ class Talk:
         return [one.text for one in self.ledger.messages(now=now) if one.role == "assistant"]
 
 
+def test_segments_of_what_was_heard_are_a_blank_apart() -> None:
+    talk = Talk()
+    entry = talk.open("one", "Listen:")
+    for segment in ("hello", "", " big", " world"):  # as recognisers write them
+        talk.ledger.hear(entry, segment)
+    talk.ledger.finish(entry, whole=True)
+    assert talk.ledger.messages(now=0)[0].text == "Listen: hello big world"
+
+
 # the line
 
 

@@ -238,6 +238,7 @@ def test_any_bytes_are_read_or_refused(content_type: str, pieces: list[bytes]) -
         ([("instructions", "be brief")], {"instructions": "be brief"}),
         ([("start_policy", "on_end_only")], {"start_policy": "on_end_only"}),
         ([("voice", "a"), ("voice", "b")], {"voice": "b"}),
+        ([("prompt", "1984"), ("input_audio.prompt", "true")], {"prompt": "1984", "input_audio": {"prompt": "true"}}),
     ],
 )
 def test_query_parameters(query: list[tuple[str, str]], fields: dict[str, Any]) -> None:

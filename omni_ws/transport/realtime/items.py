@@ -112,6 +112,10 @@ class ConversationItems:
         self._max_bytes = max_bytes
         #: The items that are the input of each open request, with their chunks, by request id.
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
+        #: The open requests of whose input an item was deleted.
+        self._parted: set[str] = set()
+        #: What was heard of answers that were cut, by item id, when ``kept`` was last called.
+        self._heard: dict[str, str] = {}
 
     def get(self, item_id: str) -> Item | None:
         """Return the item with this id; None if there is none."""
@@ -150,8 +154,9 @@ class ConversationItems:
         last = next(reversed(self._items), None)
         previous = self.add(item)
         if after is not None and last is not None and after != last:
-            self._move(item, None if after == ROOT else after)
-            return None if after == ROOT else after
+            begins = after == ROOT or after not in self._items  # which has made room for this one
+            self._move(item, None if begins else after)
+            return None if begins else after
         if item.is_answer:
             self.seen()
         self._remember(item)
@@ -219,12 +224,17 @@ class ConversationItems:
             self._charge(item)
         if failed:
             self._find_pending()
+        elif request_id in self._parted:
+            self._part(request_id)
+        self._parted.discard(request_id)
 
     def heard(self, item: Item, transcript: str) -> None:
         """Set the transcript of a spoken turn's item. The item is pending: the next response has it as input.
 
-        If ``transcript`` is empty, the next response gets the item's audio.
+        If ``transcript`` is empty, the next response gets the item's audio. Does nothing if the item was deleted.
         """
+        if item.item_id not in self._items:
+            return
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
@@ -250,8 +260,7 @@ class ConversationItems:
 
     def cut(self, item: Item, heard: str) -> None:
         """Shorten the text of an answer's item to ``heard``, the part that the user heard."""
-        for part in item.content:
-            part["transcript" if "transcript" in part else "text"] = heard
+        item.cut(heard)
         self._charge(item)
 
     def have_grown(self, items: Iterable[Item]) -> None:
@@ -268,10 +277,48 @@ class ConversationItems:
         elif not item.extra:  # of MCP the history keeps the call with its result
             self._ledger.remove(item.request_id, roles=answer if item.is_answer else ALL_ROLES - answer)
         self._forget(item.item_id)
+        if item.request_id is None or item.is_answer or item.extra:
+            return
+        if item.request_id in self._asked:
+            self._parted.add(item.request_id)
+        else:
+            self._part(item.request_id)
 
-    def in_order(self) -> Iterable[Item]:
-        """Return all items, in order."""
-        return self._items.values()
+    def _part(self, request_id: str) -> None:
+        """Put the input of a request, of which an item was deleted, back into the history, item by item."""
+        rest = [one for one in self._items.values() if one.request_id == request_id and not one.is_answer]
+        for item in rest:
+            if not item.extra:
+                item.request_id = None
+                self._ledger.place(messages_of([item]), item_id=item.item_id, before=(request_id, True))
+        if rest:
+            self._ledger.weigh()
+
+    def kept(self, speaking: Iterable[Turn]) -> Iterator[Item]:
+        """Yield the items, in order, with which a later session begins.
+
+        The input of a request that is not over is pending, also the words of the turns ``speaking``, as far as they are
+        known; the items of its answer are left out. Of an answer that was cut, what was heard is left, as far as the
+        ledger knows that now, or knew it at an earlier call.
+        """
+        self._note_heard()
+        spoken = [turn for turn in speaking if turn.text]
+        unanswered = {*self._asked, *(turn.item.request_id for turn in spoken)}
+        chunks = {turn.item.item_id: [InputChunk(Modality.TEXT, turn.text.encode())] for turn in spoken}
+        chunks |= {item.item_id: given for asked in self._asked.values() for item, given in asked}
+        for item in self._items.values():
+            if item.is_answer and item.request_id is not None and item.request_id in unanswered:
+                continue
+            if item.item_id in self._heard:
+                item = replace(item, content=[dict(part) for part in item.content])
+                item.cut(self._heard[item.item_id])
+            yield replace(item, chunks=chunks.get(item.item_id, item.chunks))
+
+    def _note_heard(self) -> None:
+        for item in self._items.values():
+            entry = None if item.request_id is None else self._ledger.find(item.request_id)
+            if item.role == "assistant" and entry is not None and entry.finished and entry.cut_ms is not None:
+                self._heard[item.item_id] = self._ledger.heard_text(entry)
 
     def go_on(self, items: Iterable[Item]) -> None:
         """Add the items of an earlier session, also to the history. Call it before any other item is added.
@@ -307,6 +354,7 @@ class ConversationItems:
     def _forget(self, item_id: str) -> None:
         del self._items[item_id]
         self._pending.pop(item_id, None)
+        self._heard.pop(item_id, None)
         self._share.resize(self._share.size - self._charged.pop(item_id))
 
     def _remember(self, item: Item) -> None:

@@ -123,6 +123,7 @@ class RealtimeDialect(SessionDialect):
         self._session_id, self._conversation_id = session.session_id, new_id("conv_")
         self._is_recorded = session.recording is not None
         self._conversation = conversation
+        self._owner = session
         self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)
         self._images = UrlImages(factory.config.http, account, self._handle, self._refuse, session.end)
@@ -277,8 +278,9 @@ class RealtimeDialect(SessionDialect):
 
     def kept(self) -> KeptRealtime:
         """Return the snapshot from which another session can continue the conversation."""
+        speaking = (turn for turn in self._turns.values() if turn.answered)
         return KeptRealtime(
-            conversation_id=self._conversation_id, session=self._session, items=[*self._items.in_order()]
+            conversation_id=self._conversation_id, session=self._session, items=[*self._items.kept(speaking)]
         )
 
     # the session
@@ -800,7 +802,10 @@ class RealtimeDialect(SessionDialect):
                 yield from self._begin(request_id)
             if not turn.answered and not follows:
                 self._wait_for_response(turn, request_id)
-        self._turns.pop(request_id, None)
+        failed, cancelled = (final.finish_reason is one for one in (FinishReason.ERROR, FinishReason.CANCELLED))
+        cut_off = (failed or cancelled) and not self._owner.is_open  # its input waits for a session that goes on
+        if not cut_off:
+            self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
             yield from response.finish(final, error)
             self._items.have_grown(response.items)
@@ -808,7 +813,8 @@ class RealtimeDialect(SessionDialect):
                 yield from self._mcp.hold(response)
             else:
                 del self._responses[request_id]
-        self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
+        if not cut_off:
+            self._items.answered(request_id, failed=failed)
         if turn is not None and not turn.answered:
             self._respond_deferred()
         self._mcp.flush()

@@ -413,6 +413,8 @@ WRITE_BATCH_MESSAGES: Final = 128
 AUDIO_EVENTS: Final = frozenset(
     {"input_audio_buffer.append", "session.input_audio_buffer.append", "session.input_audio.append"}
 )
+#: The most events that wait for the record, beyond which the client's input waits, too.
+MAX_HELD_EVENTS: Final = 64
 #: How long a client may take to read the last events.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 
@@ -523,6 +525,8 @@ class RealtimeConnection(SoleConnection):
             self._send([self._dialect.error(error)])
 
     def connection_closing(self) -> None:
+        if self._kept is not None and self._session.is_open:
+            self._kept.write()  # the conversation forgets what was heard of its answers as it ends
         self._emptied.set()
         self._session.end(None)
 
@@ -567,7 +571,7 @@ class RealtimeConnection(SoleConnection):
 
     @property
     def _input_blocked(self) -> bool:
-        return self._connection.paused or super()._input_blocked
+        return len(self._held or ()) > MAX_HELD_EVENTS or self._connection.paused or super()._input_blocked
 
     # output
 
@@ -624,15 +628,19 @@ class RealtimeConnection(SoleConnection):
         if self._kept is None:
             self._send(events)
             return
-        held = self._held = [*(self._held or ()), *events]
-        self._kept.write()
-        self._kept.when_settled(partial(self._release, held))
+        held = self._held = [*(self._held or ())]
+        try:
+            held += events  # what is sent while they are rendered comes between them
+        finally:
+            self._kept.write()
+            self._kept.when_settled(partial(self._release, held))
 
     def _release(self, held: list[Event]) -> None:
         if self._held is held:
             self._held = None
             self._send(held)
             self.output_ready()
+            self.input_may_continue()
 
     def _write(self, event: Event) -> None:
         write_event(self._connection, event)

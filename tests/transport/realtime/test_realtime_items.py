@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
+import pytest
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 from support.scripted_engines import CapableEngine, finished, said, tool_call
@@ -95,6 +97,33 @@ async def test_a_tool_is_called_and_its_output_answered() -> None:
         await create(client, type="function_call_output", call_id=call["call_id"], output="hot")
         assert text_of(await client.respond()) == "It is hot."
         assert engine.requests[1].history[-1].tool_calls[0].id == call["call_id"]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_items_beside_a_deleted_one_stay_in_the_history(is_over: bool) -> None:
+    deleted = asyncio.Event()
+    engine = CapableEngine([said("yes"), lambda: deleted.wait()])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        for name in ("one", "two", "three"):
+            await client.say(name, id=name)
+        await client.send("response.create", response={})
+        if is_over:
+            deleted.set()
+            await client.response()
+        else:
+            await client.until("response.output_audio_transcript.delta", "response.output_text.delta")
+        await client.send("conversation.item.delete", item_id="two")
+        await client.until("conversation.item.deleted")
+        if not is_over:
+            deleted.set()
+            await client.response()
+        await client.say("And?")
+        await client.respond()
+        assert history(engine) == [("user", "one three"), ("assistant", "yes")]
+        await client.send("conversation.item.delete", item_id="one")
+        await client.say("And then?")
+        await client.respond()
+        assert history(engine)[:2] == [("user", "three"), ("assistant", "yes")]
 
 
 async def test_an_image_goes_with_the_text() -> None:
@@ -235,6 +264,9 @@ async def test_the_oldest_items_make_room() -> None:
         )
         await client.send("conversation.item.retrieve", item_id="item_1")
         await client.until("conversation.item.retrieved")
+        first = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "behind what goes"}]}
+        await client.send("conversation.item.create", item=first, previous_item_id="item_1")
+        assert (await client.until("conversation.item.added"))["previous_item_id"] is None
 
 
 async def test_items_beyond_the_size_of_a_session_end_it() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support import inline_workers
 from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline
 from support.live_server import LiveServer, live_server
@@ -18,8 +21,10 @@ from support.scripted_engines import CapableEngine, finished, said, tool_call
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import Engine
+from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
+from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.transport.realtime.session import MAX_HELD_EVENTS, Realtime, RealtimeConnection
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open")))
 ONE, TWO = ({"Authorization": f"Bearer {key}"} for key in ("sesame", "open"))
@@ -35,6 +40,9 @@ async def replicas(
         live_server(second, sessions=kept, keys=keys, **fields) as other,
     ):
         yield [one, other]
+
+
+loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 def history(engine: CapableEngine) -> list[tuple[str, str]]:
@@ -174,6 +182,109 @@ async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_com
             shared.open.set()
             await client.until("conversation.item.retrieved")
             assert client.kinds()[-2:] == ["response.done", "conversation.item.retrieved"]
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+async def test_a_client_whose_events_wait_for_the_store_is_not_read_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[RealtimeConnection] = []
+    keep = RealtimeConnection.keep
+
+    def found(connection: RealtimeConnection, *arguments: Any) -> None:
+        connections.append(connection)
+        keep(connection, *arguments)
+
+    monkeypatch.setattr(RealtimeConnection, "keep", found)
+    shared = FakeStore()
+    async with live_server(CapableEngine([said("yes")])) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.say("Is it?", id="asked")
+            shared.open.clear()
+            await client.send("response.create", response={"output_modalities": ["text"]})
+            await client.until("response.output_text.delta")
+            for _ in range(4 * MAX_HELD_EVENTS):
+                await client.send("conversation.item.retrieve", item_id="asked")
+            await asyncio.sleep(0.1)
+            assert len(connections[0]._held or ()) == MAX_HELD_EVENTS + 1
+            shared.open.set()
+            for _ in range(4 * MAX_HELD_EVENTS):
+                await client.until("conversation.item.retrieved")
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+async def test_a_response_that_waited_for_a_transcript_begins_behind_it_also_while_it_is_kept() -> None:
+    transcribed = asyncio.Event()
+    engine = CapableEngine([lambda: transcribed.wait(), TranscriptOutput("go forward"), said("I go")])
+    async with live_server(engine) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(FakeStore()))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.update(audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
+            await client.append(loud(320) + quiet(640))
+            await client.until("input_audio_buffer.committed")
+            await client.send("response.create", response={"output_modalities": ["text"]})
+            await server.until(lambda: bool(engine.inputs))
+            transcribed.set()
+            assert text_of(await client.response()) == "I go"
+            kinds = client.kinds()
+            completed = kinds.index("conversation.item.input_audio_transcription.completed")
+            assert completed < kinds.index("response.created")
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("speaks", [True, False])
+@pytest.mark.parametrize("shuts_down", [True, False])
+async def test_what_a_response_was_being_made_to_is_answered_when_the_client_asks_again(
+    speaks: bool, shuts_down: bool
+) -> None:
+    engine = CapableEngine([TranscriptOutput("When?"), said("at"), lambda: asyncio.Event().wait()])
+    async with live_server(engine) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(FakeStore()))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.update(output_modalities=["text"])
+            if speaks:
+                await client.append(loud(320) + quiet(640))
+            else:
+                await client.say("When?")
+                await client.send("response.create")
+            await client.until("response.output_text.delta")
+            if shuts_down:
+                server.front_end(Realtime).end_all(ShuttingDown("the server is shutting down"))
+                await client.closed()
+            query = again(client)
+        engine.script = (said("at ten"),)
+        async with realtime_client(inline(server), query=query) as client:
+            assert len(created(client)["item_ids"]) == 1
+            assert text_of(await client.respond()) == "at ten"
+            assert b"".join(chunk.payload for chunk in engine.inputs[-1]) == b"When?"
+            assert history(engine) == []
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("answered", [True, False])
+async def test_of_an_answer_that_was_interrupted_what_was_heard_goes_on(answered: bool) -> None:
+    words = [TextOutput("one two three four"), AudioOutput(np.full(4 * 24_000, 0.25, np.float32), 24_000)]
+    engine = CapableEngine([TranscriptOutput("Count."), *words])
+    async with live_server(engine) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(FakeStore()))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            await client.append(loud(320) + quiet(640))
+            await client.response()
+            await asyncio.sleep(2.1)  # of four
+            await client.append(loud(320) + quiet(640 if answered else 0))
+            await client.until("response.done" if answered else "input_audio_buffer.speech_started")
+            query = again(client)
+        async with realtime_client(inline(server), query=query) as client:
+            await client.say("And then?")
+            await client.respond()
+            assert history(engine)[:2] == [("user", "Count."), ("assistant", "one two")]
         await store.stop()
 
 

@@ -85,6 +85,16 @@ async def test_a_response_may_be_cut_by_its_limit() -> None:
         assert response["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
 
 
+async def test_a_response_without_a_limit_is_not_cut_by_that_of_the_session() -> None:
+    async with live_server() as server, realtime_client(server) as client:
+        await client.update(max_output_tokens=2, output_modalities=["text"])
+        await client.say("one two three")
+        assert (await client.respond())["status"] == "incomplete"
+        await client.say("one two three")
+        response = await client.respond(max_output_tokens="inf")
+        assert (text_of(response), response["max_output_tokens"]) == ("one two three", "inf")
+
+
 async def test_a_response_without_input_follows_its_instructions() -> None:
     engine = CapableEngine([said("Hello!")])
     async with live_server(engine) as server, realtime_client(server) as client:

@@ -203,6 +203,24 @@ async def test_a_response_waits_for_the_transcript_of_the_turn() -> None:
 
 
 @pytest.mark.virtual_clock
+async def test_a_turn_that_is_deleted_before_its_transcript_is_complete_stays_deleted() -> None:
+    transcribed = asyncio.Event()
+    engine = CapableEngine([lambda: transcribed.wait(), *HEARD_AND_ANSWERED])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await client.update(audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
+        await speak(client)
+        item_id = (await client.until("input_audio_buffer.committed"))["item_id"]
+        await client.send("conversation.item.delete", item_id=item_id)
+        await client.until("conversation.item.deleted")
+        transcribed.set()
+        await client.until("conversation.item.input_audio_transcription.completed")
+        await client.say("Hello.")
+        await client.respond()
+        assert b"".join(chunk.payload for chunk in engine.inputs[1]) == b"Hello."
+        assert not engine.requests[1].history
+
+
+@pytest.mark.virtual_clock
 async def test_what_was_heard_of_an_answer_stays_in_the_history() -> None:
     words: list[EngineOutput] = [
         TextOutput("one two three four"),

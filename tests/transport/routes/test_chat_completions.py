@@ -437,6 +437,12 @@ async def test_what_was_heard_comes_between_role_and_content() -> None:
         assert (await ask(server)).json()["input_transcript"] == {"text": "hello there"}
 
 
+async def test_segments_of_what_was_heard_are_a_blank_apart() -> None:
+    segments = [TranscriptOutput(text) for text in ("hello", "", " big", " world")]  # as recognisers write them
+    async with live_server(ScriptedEngine([*segments, TextOutput("Hi.")])) as server:
+        assert (await ask(server)).json()["input_transcript"] == {"text": "hello big world"}
+
+
 async def test_what_was_heard_may_be_turned_off() -> None:
     async with live_server(ScriptedEngine(SCRIPT)) as server:
         events = await stream(server, input_transcript=False)
