@@ -539,6 +539,7 @@ class Request:
         elif saved.cancelled:
             self._set_state(RequestState.CANCELLED)
             self.answerable = False
+            self.ledger.cut(self.entry, self.timeline.now())  # it may have been held
             self.know_words(WordsKnown.NEVER)
         return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
 

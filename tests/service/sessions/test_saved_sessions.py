@@ -57,6 +57,7 @@ from omni_ws.service.conversation.output_log import (
     SavedMessage,
     ServerMessage,
 )
+from omni_ws.service.conversation.request import RequestState
 from omni_ws.service.conversation.unasked import Telling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
@@ -665,6 +666,49 @@ async def test_an_uncertain_onset_is_decided_once_wherever_the_session_moves(
     assert len({one.turn_id for one in told}) == 1
     finals = [one.finish_reason for one in received if isinstance(one, FinalChunk)]
     assert finals == ([FinishReason.CANCELLED, FinishReason.STOP] if words else [FinishReason.STOP])
+
+
+async def test_an_answer_that_is_held_as_the_session_moves_is_cut_where_it_was_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the speech that interrupted it is answered."""
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.1)
+
+    def server_of_this() -> Server:
+        piece = np.full(1600, 0.1, np.float32)
+        words = [Word(f"word{number}", number * 100, number * 100 + 90) for number in range(60)]
+        answer = [
+            TextOutput(" ".join(one.text for one in words)),
+            *(AudioOutput(piece, 16_000, (one,)) for one in words),
+        ]
+        heard = [TranscriptOutput("What time is it?"), TextOutput("Noon."), *[AudioOutput(piece, 16_000)] * 10]
+        return Server(Reins(), InlineWorkers(), HearingEngine(answer, heard=heard))
+
+    server = server_of_this()
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"turn_detection": {"type": "server_vad", "interrupt_resume": True}})
+    now = asyncio.get_running_loop().time
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now())
+    await asyncio.sleep(0.5)
+    audio = quiet(400) + loud(800) + quiet(1200)
+    for number, start in enumerate(range(0, len(audio), 20 * MS), 1):
+        if number == 46:
+            assert session.conversation.queue.requests[0].state is RequestState.HELD
+            before, server = server, server_of_this()
+            session = await moved(session, client, before, server)
+        chunk = InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number)
+        session.conversation.receive_chunk(chunk, now=now())
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(5)
+    messages = [(one.role, one.text) for one in session.conversation.ledger.history.messages()]
+    await server.stop()
+    finals = [one.finish_reason for one in client.received if isinstance(one, FinalChunk)]
+    assert finals == [FinishReason.CANCELLED, FinishReason.STOP]
+    heard = " ".join(f"word{number}" for number in range(15))
+    assert messages == [("user", "talk"), ("assistant", heard), ("user", "What time is it?"), ("assistant", "Noon.")]
 
 
 def test_playback_goes_on_by_another_clock() -> None:
