@@ -302,7 +302,6 @@ class Conversation:
             self.admit_request(request, interrupts=False)
             return request.request_id
         request.is_whole(input_kept=False, answer_kept=remark.kept, context=None)
-        request.timeline.mark_admitted()
         self.queue.append(request, before_results=True)
         self._update_answering()
         return request.request_id
@@ -512,7 +511,6 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.stream.hold_again(session, request.restore(saved))
-        request.timeline.mark_admitted()
         if request.started is not None:
             request.timeline.mark_policy_fired(request.started)
         if saved.input_ended:
@@ -873,9 +871,9 @@ class Conversation:
             if held:
                 request.charge(held)
             self.configuration.check_options(self.options)
-            self._check_room(waits=not interrupts)
             if excess := self.stream.excess(request.session.received.bytes):
                 raise excess  # of input that came whole
+            self._check_room(waits=not interrupts)
             request.timeline.mark_admitted()
         except OmniError as error:
             self.queue.refuse(request, error)
@@ -895,7 +893,10 @@ class Conversation:
         self._follow_if_idle()
 
     def _check_room(self, *, waits: bool) -> None:
-        """Raise an error if no request may open now. ``waits``: it would have to wait for earlier ones."""
+        """Admit a request, or raise an error if none may open now. ``waits``: it would have to wait for earlier ones.
+
+        Call it last: ``admit`` reserves a part of a daily limit, which the end of an admitted request releases.
+        """
         if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         if waits and len(self.queue.waiting) > (may_wait := self.limits.max_pending_requests):

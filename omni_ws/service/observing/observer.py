@@ -268,7 +268,7 @@ class RequestTimeline:
         self._wall_ns = time.time_ns()
         self._session = session
         self._report = report
-        #: Whether it was not refused as it opened.
+        #: Whether ``mark_admitted`` was called.
         self.admitted = False
         self.policy: PolicyStart | None = None
         #: The moments of the answer, which its engine marks as well.
@@ -342,7 +342,10 @@ class RequestTimeline:
     # recording
 
     def mark_admitted(self) -> None:
-        """Record that the request was not refused as it opened."""
+        """Record that the request was admitted as it opened, so that its end releases what was reserved for it.
+
+        What the server says unasked reserves nothing, and neither does a request that another server has admitted.
+        """
         self.admitted = True
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:
