@@ -614,6 +614,7 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
     assert 1 <= len(kinds) // 2 <= 2
     times = [one.audio_ms for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
     assert times == sorted(times)
+    assert times[0] == 384  # wherever it moves
 
 
 async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
