@@ -667,6 +667,8 @@ class Conversation:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self.stop_receiving()
+        if request.error is not None:
+            self._results.failed(request.session)
         self.unasked.note_end(request)
         self._update_answering()
         self._flow.offer()
