@@ -135,12 +135,14 @@ class Unasked:
         if not request.answerable:
             return
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
-        if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
-            awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
+        speaks = "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks
+        awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
+        if awaited or (wanted and speaks):
             self._one_filler = not awaited
             if awaited or not spoken:
                 first_sec = FIRST_FILLER_SEC if awaited else self._acknowledged_sec
-                self._remarks.call(awaited or [call.id for call in later], spoken=spoken, first_sec=first_sec)
+                ids, silent = awaited or [call.id for call in later], not (wanted and speaks)
+                self._remarks.call(ids, spoken=spoken, first_sec=first_sec, silent=silent)
 
     def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
         """Return whether none of these calls still waits for its result."""
@@ -262,11 +264,12 @@ class Remarks:
     ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool runs, fillers ("One moment.") are said:
     the first after a silence of ``first_sec`` if nothing was said with the call or since, all others after one of
     NEXT_FILLER_SEC. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
+    Nobody is asked before the last filler, even if none is wanted.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
 
-    __slots__ = ("_asked", "_fillers", "_first_sec", "_is_done", "_said", "_since", "_turn", "_working")
+    __slots__ = ("_asked", "_fillers", "_first_sec", "_is_done", "_said", "_silent", "_since", "_turn", "_working")
 
     def __init__(self, is_done: Callable[[str], bool]) -> None:
         self._is_done = is_done
@@ -278,6 +281,8 @@ class Remarks:
         self._fillers = 0
         self._said = False
         self._first_sec = FIRST_FILLER_SEC
+        #: Whether no fillers are wanted: the silence in their place counts all the same.
+        self._silent = False
         #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
@@ -293,10 +298,15 @@ class Remarks:
         if by_user:
             self._asked, self._said = False, True
 
-    def call(self, call_ids: Iterable[str], *, spoken: bool, first_sec: float = FIRST_FILLER_SEC) -> None:
-        """Note that an answer has ended with these tool calls; ``spoken``: the answer also had words."""
+    def call(
+        self, call_ids: Iterable[str], *, spoken: bool, first_sec: float = FIRST_FILLER_SEC, silent: bool = False
+    ) -> None:
+        """Note that an answer has ended with these tool calls.
+
+        ``spoken``: the answer also had words. ``silent``: no fillers are wanted.
+        """
         self._working.update(dict.fromkeys(call_ids))
-        self._fillers, self._said, self._first_sec = 0, spoken, first_sec
+        self._fillers, self._said, self._first_sec, self._silent = 0, spoken, first_sec, silent
 
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
@@ -351,6 +361,8 @@ class Remarks:
 
     def _filler(self, known: _Phrases | None, language: str | None, own: str | None) -> Remark | None:
         first, self._fillers, self._said = not self._fillers, self._fillers + 1, True
+        if self._silent:
+            return None
         if own and (first or known is None):
             return Remark(own, StartTrigger.FILLER)
         if known is None:
