@@ -90,6 +90,7 @@ from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.conversation.unasked import (
     FACT,
+    SavedFillers,
     SavedTellings,
     Telling,
     Unasked,
@@ -131,6 +132,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     queue: SavedQueue
     output: SavedOutput
     tellings: SavedTellings = msgspec.field(default_factory=SavedTellings)
+    fillers: SavedFillers = msgspec.field(default_factory=SavedFillers)
 
 
 class Conversation:
@@ -459,6 +461,7 @@ class Conversation:
             queue=self.queue.saved(),
             output=self.outbox.saved(),
             tellings=self.unasked.tellings.saved(),
+            fillers=self.unasked.saved_fillers(),
         )
 
     def restore(self, saved: SavedConversation) -> None:
@@ -485,6 +488,7 @@ class Conversation:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
         self.unasked.tellings.restore(saved.tellings, later=now - saved.now)
+        self.unasked.restore_fillers(saved.fillers)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()

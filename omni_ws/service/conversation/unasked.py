@@ -70,6 +70,18 @@ class Unasked:
         """Say the filler of async tools ``seconds`` after their calls, if the model has said nothing with them."""
         self._acknowledged_sec = seconds
 
+    def saved_fillers(self) -> SavedFillers:
+        """Return the saved form of what fillers are due for. Calls that this server makes end with the session here."""
+        saved = self._remarks.saved(only_one=self._one_filler)
+        makes_call = self._conversation.configuration.makes_call
+        saved.working = [one for one in saved.working if not makes_call(one)]
+        return saved
+
+    def restore_fillers(self, saved: SavedFillers) -> None:
+        """Take over saved fillers."""
+        self._remarks.restore(saved)
+        self._one_filler = saved.only_one
+
     def note_news(self) -> None:
         """Note that there is news to tell or to know. If only async tools work, their filler is no longer said."""
         if self._one_filler:
@@ -258,6 +270,17 @@ def phrases() -> dict[str, _Phrases]:
     return msgspec.convert(tomllib.loads(text), dict[str, _Phrases])
 
 
+class SavedFillers(msgspec.Struct, kw_only=True):
+    """The calls for which fillers are said, in a form that can be written to bytes; see Remarks and Unasked."""
+
+    working: list[str] = []
+    fillers: int = 0
+    said: bool = False
+    first_sec: float = FIRST_FILLER_SEC
+    silent: bool = False
+    only_one: bool = False
+
+
 class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
@@ -311,6 +334,22 @@ class Remarks:
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
         self._working.clear()
+
+    def saved(self, *, only_one: bool) -> SavedFillers:
+        """Return the saved form of the fillers."""
+        return SavedFillers(
+            working=[*self._working],
+            fillers=self._fillers,
+            said=self._said,
+            first_sec=self._first_sec,
+            silent=self._silent,
+            only_one=only_one,
+        )
+
+    def restore(self, saved: SavedFillers) -> None:
+        """Take over saved fillers. The silence before the next one begins anew."""
+        self._working, self._fillers = dict.fromkeys(saved.working), saved.fillers
+        self._said, self._first_sec, self._silent = saved.said, saved.first_sec, saved.silent
 
     def _next(self, config: SessionConfig) -> tuple[float, StartTrigger] | None:
         """Return when the next remark is due, and its kind; None for no remark.

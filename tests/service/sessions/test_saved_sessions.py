@@ -817,3 +817,25 @@ async def told(*, moves_at: int) -> tuple[str, int]:
 @pytest.mark.parametrize("moves_at", range(1, 14))
 async def test_a_late_result_is_told_once_wherever_the_session_moves(moves_at: int) -> None:
     assert await told(moves_at=moves_at) == ("in Lisbon", 1)
+
+
+async def test_nobody_is_asked_while_a_tool_works_whose_session_has_moved() -> None:
+    server = Server(Reins(), engine=Finder(tools=True))
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    tool = {"type": "function", "function": {"name": "find"}}
+    session.conversation.configure({"tools": [tool], "modalities": ["text"], "idle_prompt": {"after_sec": 5}})
+    now = asyncio.get_running_loop().time
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"find it", 0, end_of_input=True), now=now())
+    await asyncio.sleep(1)
+    before, server = server, Server(Reins(), engine=Finder(tools=True))
+    session = await moved(session, client, before, server)
+    await asyncio.sleep(30)
+    result = InputChunk(Modality.TEXT, b"Lisbon", 1, tool_call_id="call_1")
+    session.conversation.receive_chunk(result, now=now())
+    await asyncio.sleep(10)
+    await server.stop()
+    starts = [one.trigger for one in client.received if isinstance(one, ResponseStartedFrame)]
+    assert starts == [StartTrigger.MIN_LENGTH, StartTrigger.END_OF_INPUT, StartTrigger.IDLE]
