@@ -479,6 +479,7 @@ class Conversation:
             self.ledger.withdraw(saved.withdrawn)
         self.outbox.restore(saved.output)
         self.stream.restore(saved.input, now=now)
+        self.observed.timeline.goes_on()
         requests = [self._restored(one) for one in saved.queue.requests]
         self.queue.restore(saved.queue, requests)
         self.receiving = next((one for one in requests if one.request_id == saved.receiving), None)

@@ -839,3 +839,23 @@ async def test_nobody_is_asked_while_a_tool_works_whose_session_has_moved() -> N
     await server.stop()
     starts = [one.trigger for one in client.received if isinstance(one, ResponseStartedFrame)]
     assert starts == [StartTrigger.MIN_LENGTH, StartTrigger.END_OF_INPUT, StartTrigger.IDLE]
+
+
+async def test_input_is_counted_by_the_server_that_received_it() -> None:
+    server = Server(Reins())
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    counted = []
+    for number, text in enumerate([b"two", b"words"]):
+        if number:
+            before, server = server, Server(Reins())
+            session = await moved(session, client, before, server)
+            counted.append(before)
+        chunk = InputChunk(Modality.TEXT, text, number)
+        session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+    await server.stop()
+    values = [one.factory.metrics.registry.get_sample_value for one in (*counted, server)]
+    assert [value("omni_ws_input_bytes_total") for value in values] == [3, 5]
+    assert [value("omni_ws_input_chunks_total") for value in values] == [1, 1]
