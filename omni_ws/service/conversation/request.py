@@ -190,6 +190,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     unknown_audio: tuple[int, ...] = ()
     #: See ``Request.text_end``.
     text_end: Finished | None = None
+    barges_in: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -508,6 +509,7 @@ class Request:
             warnings=list(map(SavedError.of, self.warnings)),
             unknown_audio=self.unknown_audio,
             text_end=self.text_end,
+            barges_in=self.barges_in,
         )
 
     def restore(self, saved: SavedRequest) -> int:
@@ -520,7 +522,7 @@ class Request:
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
-        self.unknown_audio = saved.unknown_audio
+        self.unknown_audio, self.barges_in = saved.unknown_audio, saved.barges_in
         self.warnings, self.text_end = [one.restored() for one in saved.warnings], saved.text_end
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:

@@ -669,21 +669,22 @@ async def test_an_uncertain_onset_is_decided_once_wherever_the_session_moves(
     assert finals == ([FinishReason.CANCELLED, FinishReason.STOP] if words else [FinishReason.STOP])
 
 
+@pytest.mark.parametrize(("said", "answer"), [("What time is it?", ["Noon."]), ("Stop.", [])])
 async def test_an_answer_that_is_held_as_the_session_moves_is_cut_where_it_was_heard(
-    monkeypatch: pytest.MonkeyPatch,
+    said: str, answer: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the speech that interrupted it is answered."""
+    """And the speech that interrupted it is answered, unless it only asks for silence."""
     monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.1)
 
     def server_of_this() -> Server:
         piece = np.full(1600, 0.1, np.float32)
         words = [Word(f"word{number}", number * 100, number * 100 + 90) for number in range(60)]
-        answer = [
+        talk = [
             TextOutput(" ".join(one.text for one in words)),
             *(AudioOutput(piece, 16_000, (one,)) for one in words),
         ]
-        heard = [TranscriptOutput("What time is it?"), TextOutput("Noon."), *[AudioOutput(piece, 16_000)] * 10]
-        return Server(Reins(), InlineWorkers(), HearingEngine(answer, heard=heard))
+        heard = [TranscriptOutput(said), TextOutput("Noon."), *[AudioOutput(piece, 16_000)] * 10]
+        return Server(Reins(), InlineWorkers(), HearingEngine(talk, heard=heard))
 
     server = server_of_this()
     await server.engine.start()
@@ -709,7 +710,8 @@ async def test_an_answer_that_is_held_as_the_session_moves_is_cut_where_it_was_h
     finals = [one.finish_reason for one in client.received if isinstance(one, FinalChunk)]
     assert finals == [FinishReason.CANCELLED, FinishReason.STOP]
     heard = " ".join(f"word{number}" for number in range(15))
-    assert messages == [("user", "talk"), ("assistant", heard), ("user", "What time is it?"), ("assistant", "Noon.")]
+    answers = [("assistant", one) for one in answer]
+    assert messages == [("user", "talk"), ("assistant", heard), ("user", said), *answers]
 
 
 def test_playback_goes_on_by_another_clock() -> None:
