@@ -70,6 +70,10 @@ class Unasked:
         """Say the filler of async tools ``seconds`` after their calls, if the model has said nothing with them."""
         self._acknowledged_sec = seconds
 
+    def connected(self) -> None:
+        """Note that the client has a new connection."""
+        self._remarks.connected()
+
     def saved_fillers(self) -> SavedFillers:
         """Return the saved form of what fillers are due for. Calls that this server makes end with the session here."""
         saved = self._remarks.saved(only_one=self._one_filler)
@@ -309,6 +313,10 @@ class Remarks:
         #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
+        self._asked = False
+
+    def connected(self) -> None:
+        """Note that the client has a new connection, with which the silence begins anew."""
         self._asked = False
 
     def quiet(self, since: float) -> None:
