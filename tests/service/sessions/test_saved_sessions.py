@@ -861,3 +861,28 @@ async def test_input_is_counted_by_the_server_that_received_it() -> None:
     values = [one.factory.metrics.registry.get_sample_value for one in (*counted, server)]
     assert [value("omni_ws_input_bytes_total") for value in values] == [3, 5]
     assert [value("omni_ws_input_chunks_total") for value in values] == [1, 1]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_input_that_waits_for_its_time_moves_with_the_session(moves: bool) -> None:
+    server = Server(Reins(), engine=PlayingEngine([TextOutput("so it is")]))
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure(
+        {"modalities": ["text"], "alignment": "timestamp", "start_policy": "on_first_chunk", "history": True}
+    )
+    now = asyncio.get_running_loop().time
+    pieces = [(Modality.AUDIO, b"..", 0), (Modality.TEXT, b"first", 100), (Modality.TEXT, b", then", 5000)]
+    for number, (modality, payload, at_ms) in enumerate(pieces):
+        chunk = InputChunk(modality, payload, number, timestamp_ms=at_ms)
+        session.conversation.receive_chunk(chunk, now=now())
+    if moves:
+        before, server = server, Server(Reins(), engine=PlayingEngine([TextOutput("so it is")]))
+        session = await moved(session, client, before, server)
+    session.conversation.finish()
+    await asyncio.sleep(1)
+    messages = [(one.role, one.text) for one in session.conversation.ledger.history.messages()]
+    await server.stop()
+    assert messages == [("user", "first, then"), ("assistant", "so it is")]
