@@ -880,7 +880,10 @@ class HistoryItems:
             while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
                 del self._places[oldest[0]]
                 self._refs.pop(oldest[0], None)
-            self._seen.renumber(kept.first)
+            if kept.first <= self._seen.first:
+                self._seen.renumber(kept.first)
+            else:  # without a message of the user behind its notes, what a request sees is dropped, too
+                self._seek()
 
     def _drop(self, start: int, end: int) -> None:
         self._changed(start)

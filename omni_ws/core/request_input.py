@@ -95,6 +95,11 @@ class TimestampOrder:
         """The number of chunks that wait."""
         return len(self._by_time)
 
+    @property
+    def waiting(self) -> list[InputChunk]:
+        """The chunks that wait, in the order of their arrival."""
+        return [one.chunk for one in self._by_arrival if one.chunk is not None]
+
     def put(self, chunk: InputChunk, *, now: float) -> list[InputChunk]:
         """Add the next chunk. Return the chunks that pass now, in order."""
         self._note(chunk)

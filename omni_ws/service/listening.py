@@ -462,6 +462,11 @@ class AudioRing:
         return self._end - self._begin
 
     @property
+    def begin_ms(self) -> float:
+        """The time of the first sample that is held, or of the next one that arrives."""
+        return self._start_ms + self.audio.duration_ms(self._begin)
+
+    @property
     def chunks(self) -> list[InputChunk]:
         """All audio that is buffered."""
         return list(self._pieces)

@@ -214,6 +214,20 @@ def test_what_a_request_sees_is_shortened_and_never_lengthened() -> None:
     assert history.max_tokens == 8
 
 
+def test_where_nobody_asks_behind_the_notes_the_oldest_messages_still_leave_in_order() -> None:
+    """As an application deletes the user's message behind the notes, and the assistant goes on alone."""
+    history = talk(2, most=10)
+    assert sum_up(history, "- one") == 2
+    history.remove("r1", roles={"user"})
+    for number in range(2, 8):
+        history.open(f"r{number}")
+        history.add([Message("assistant", f"a{number} b c d")], request_id=f"r{number}")
+        assert 0 <= history.first_seen <= len(history.items)
+    add(history, 8)
+    add(history, 9)
+    assert seen(history)[-3:] == ["a8 d", "u9 b", "a9 d"]
+
+
 def test_notes_are_a_part_of_the_saved_ledger() -> None:
     budget = ByteBudget(1 << 20)
     ledger = Ledger(ROOMY, budget)

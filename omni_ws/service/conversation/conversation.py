@@ -90,6 +90,7 @@ from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.conversation.unasked import (
     FACT,
+    SavedFillers,
     SavedTellings,
     Telling,
     Unasked,
@@ -131,6 +132,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     queue: SavedQueue
     output: SavedOutput
     tellings: SavedTellings = msgspec.field(default_factory=SavedTellings)
+    fillers: SavedFillers = msgspec.field(default_factory=SavedFillers)
 
 
 class Conversation:
@@ -230,6 +232,8 @@ class Conversation:
         """Notify ``attachment`` of output, room and time-outs from now on, instead of the previous attachment."""
         self._attached = attachment
         self.outbox.attach(attachment)
+        if attachment is not NOBODY:
+            self.unasked.connected()
         self.unasked.note_quiet(self._now())
         self.watch_time()
 
@@ -302,7 +306,6 @@ class Conversation:
             self.admit_request(request, interrupts=False)
             return request.request_id
         request.is_whole(input_kept=False, answer_kept=remark.kept, context=None)
-        request.timeline.mark_admitted()
         self.queue.append(request, before_results=True)
         self._update_answering()
         return request.request_id
@@ -460,6 +463,7 @@ class Conversation:
             queue=self.queue.saved(),
             output=self.outbox.saved(),
             tellings=self.unasked.tellings.saved(),
+            fillers=self.unasked.saved_fillers(),
         )
 
     def restore(self, saved: SavedConversation) -> None:
@@ -477,6 +481,7 @@ class Conversation:
             self.ledger.withdraw(saved.withdrawn)
         self.outbox.restore(saved.output)
         self.stream.restore(saved.input, now=now)
+        self.observed.timeline.goes_on()
         requests = [self._restored(one) for one in saved.queue.requests]
         self.queue.restore(saved.queue, requests)
         self.receiving = next((one for one in requests if one.request_id == saved.receiving), None)
@@ -486,6 +491,7 @@ class Conversation:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
         self.unasked.tellings.restore(saved.tellings, later=now - saved.now)
+        self.unasked.restore_fillers(saved.fillers)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()
@@ -512,7 +518,6 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.stream.hold_again(session, request.restore(saved))
-        request.timeline.mark_admitted()
         if request.started is not None:
             request.timeline.mark_policy_fired(request.started)
         if saved.input_ended:
@@ -669,6 +674,8 @@ class Conversation:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self.stop_receiving()
+        if request.error is not None:
+            self._results.failed(request.session)
         self.unasked.note_end(request)
         self._update_answering()
         self._flow.offer()
@@ -873,9 +880,9 @@ class Conversation:
             if held:
                 request.charge(held)
             self.configuration.check_options(self.options)
-            self._check_room(waits=not interrupts)
             if excess := self.stream.excess(request.session.received.bytes):
                 raise excess  # of input that came whole
+            self._check_room(waits=not interrupts)
             request.timeline.mark_admitted()
         except OmniError as error:
             self.queue.refuse(request, error)
@@ -895,7 +902,10 @@ class Conversation:
         self._follow_if_idle()
 
     def _check_room(self, *, waits: bool) -> None:
-        """Raise an error if no request may open now. ``waits``: it would have to wait for earlier ones."""
+        """Admit a request, or raise an error if none may open now. ``waits``: it would have to wait for earlier ones.
+
+        Call it last: ``admit`` reserves a part of a daily limit, which the end of an admitted request releases.
+        """
         if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         if waits and len(self.queue.waiting) > (may_wait := self.limits.max_pending_requests):

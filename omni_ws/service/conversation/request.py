@@ -190,6 +190,9 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     unknown_audio: tuple[int, ...] = ()
     #: See ``Request.text_end``.
     text_end: Finished | None = None
+    barges_in: bool = False
+    #: The input after ``given`` that still waits for its time.
+    waiting: list[InputChunk] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -338,15 +341,18 @@ class Request:
         """Give the input to the engine's queue, as the start policy has fired. The request is WAITING then."""
         self._set_state(RequestState.WAITING)
         self.started = event
-        if self.given is not None:
-            self.given += event.chunks
         for chunk in event.chunks:
             self.append(chunk)
-        settings = self.session.settings
         if self.is_frozen:
             self.input.close()
-        elif settings.alignment is Alignment.TIMESTAMP and settings.alignment_window_ms:
-            self._order = TimestampOrder(settings.alignment_window_ms, event.chunks)
+        else:
+            self._begin_order(event.chunks)
+
+    def _begin_order(self, before: Iterable[InputChunk]) -> None:
+        """Order the input after the chunks ``before`` by timestamps, if that is configured."""
+        settings = self.session.settings
+        if settings.alignment is Alignment.TIMESTAMP and settings.alignment_window_ms:
+            self._order = TimestampOrder(settings.alignment_window_ms, before)
 
     def begin_answer(self, *, held_back: bool = False) -> None:
         """Note that the engine now gets the request. ``held_back``: see ``hold_back``."""
@@ -508,6 +514,8 @@ class Request:
             warnings=list(map(SavedError.of, self.warnings)),
             unknown_audio=self.unknown_audio,
             text_end=self.text_end,
+            barges_in=self.barges_in,
+            waiting=[] if self._order is None else self._order.waiting,
         )
 
     def restore(self, saved: SavedRequest) -> int:
@@ -520,7 +528,7 @@ class Request:
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
-        self.unknown_audio = saved.unknown_audio
+        self.unknown_audio, self.barges_in = saved.unknown_audio, saved.barges_in
         self.warnings, self.text_end = [one.restored() for one in saved.warnings], saved.text_end
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:
@@ -532,6 +540,10 @@ class Request:
                     self.speech.append(chunk)
             if saved.input_ended or self.is_frozen:
                 self.input.close()
+            else:
+                self._begin_order(saved.given)
+            for chunk in saved.waiting:
+                self.extend(chunk)
         if saved.input_ended:
             self.input_ended.set()
         if saved.error is not None:
@@ -539,8 +551,9 @@ class Request:
         elif saved.cancelled:
             self._set_state(RequestState.CANCELLED)
             self.answerable = False
+            self.ledger.cut(self.entry, self.timeline.now())  # it may have been held
             self.know_words(WordsKnown.NEVER)
-        return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
+        return sum(len(chunk.payload) for chunk in (*saved.given, *saved.waiting, *saved.input.buffered))
 
     # notes of what happens to it
 
@@ -706,6 +719,8 @@ class Request:
         """Queue a chunk for the engine. It is dropped if the start was frozen or the input has ended."""
         if self.input.closed:
             return
+        if self.given is not None:
+            self.given.append(chunk)
         self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
         if chunk.modality is Modality.TEXT:
             self.entry.take_text(chunk.payload, chunk.tool_call_id)
@@ -720,8 +735,6 @@ class Request:
 
         If chunks have timestamps, it is queued when its time has come.
         """
-        if self.given is not None:
-            self.given.append(chunk)
         if self._order is None:
             self.append(chunk)
         else:

@@ -206,6 +206,11 @@ class ToolResults:
         """Forget the results that wait for their place, as a cancel has dropped them."""
         self._waiting.clear()
 
+    def failed(self, request_input: RequestInput) -> None:
+        """Forget the results in the input of a request that has failed, unless it is kept: they may be sent again."""
+        for call_id in [one for one, joined in self._joined.items() if joined is request_input]:
+            del self._joined[call_id]
+
     def restore(self, requests: Iterable[Request], stream: SavedInput) -> None:
         """Take over the results in restored requests, and those that wait in ``stream`` behind a gap."""
         for request in requests:

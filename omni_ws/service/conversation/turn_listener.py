@@ -157,8 +157,8 @@ _TRANSITIONS: Final = {
 class SavedListening(Struct, kw_only=True):
     """A TurnListener in a form that can be written to bytes.
 
-    ``audio_ms`` is how much audio was judged. ``turn_id`` is the id of the speech in progress, None without one.
-    ``unassigned`` has the input that belongs to no request yet; None in it is an end of input without a chunk.
+    ``audio_ms`` is how much audio came before ``unassigned``, which has the input that belongs to no request yet; None
+    in it is an end of input without a chunk. ``turn_id`` is the id of the speech in progress, None without one.
     ``uncertain``: the speech is an uncertain onset, whose audio is at the beginning of ``unassigned``.
     """
 
@@ -349,7 +349,8 @@ class TurnListener:
     def saved(self) -> SavedListening:
         """Return the saved state, with the audio that belongs to no request yet: another listener judges it again."""
         ring = [] if self._ring is None else self._ring.chunks
-        audio_ms = self.audio_ms
+        # What is in the ring is judged again, and then counted.
+        audio_ms = self.audio_ms if self._ring is None else self._offset_ms + round(self._ring.begin_ms)
         if (onset := self._owner.spoken.onset) is not None:
             ring = [*onset.audio, *ring]
             audio_ms -= onset.audio_length_ms

@@ -70,6 +70,22 @@ class Unasked:
         """Say the filler of async tools ``seconds`` after their calls, if the model has said nothing with them."""
         self._acknowledged_sec = seconds
 
+    def connected(self) -> None:
+        """Note that the client has a new connection."""
+        self._remarks.connected()
+
+    def saved_fillers(self) -> SavedFillers:
+        """Return the saved form of what fillers are due for. Calls that this server makes end with the session here."""
+        saved = self._remarks.saved(only_one=self._one_filler)
+        makes_call = self._conversation.configuration.makes_call
+        saved.working = [one for one in saved.working if not makes_call(one)]
+        return saved
+
+    def restore_fillers(self, saved: SavedFillers) -> None:
+        """Take over saved fillers."""
+        self._remarks.restore(saved)
+        self._one_filler = saved.only_one
+
     def note_news(self) -> None:
         """Note that there is news to tell or to know. If only async tools work, their filler is no longer said."""
         if self._one_filler:
@@ -135,12 +151,14 @@ class Unasked:
         if not request.answerable:
             return
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
-        if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
-            awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
+        speaks = "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks
+        awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
+        if awaited or (wanted and speaks):
             self._one_filler = not awaited
             if awaited or not spoken:
                 first_sec = FIRST_FILLER_SEC if awaited else self._acknowledged_sec
-                self._remarks.call(awaited or [call.id for call in later], spoken=spoken, first_sec=first_sec)
+                ids, silent = awaited or [call.id for call in later], not (wanted and speaks)
+                self._remarks.call(ids, spoken=spoken, first_sec=first_sec, silent=silent)
 
     def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
         """Return whether none of these calls still waits for its result."""
@@ -256,17 +274,29 @@ def phrases() -> dict[str, _Phrases]:
     return msgspec.convert(tomllib.loads(text), dict[str, _Phrases])
 
 
+class SavedFillers(msgspec.Struct, kw_only=True):
+    """The calls for which fillers are said, in a form that can be written to bytes; see Remarks and Unasked."""
+
+    working: list[str] = []
+    fillers: int = 0
+    said: bool = False
+    first_sec: float = FIRST_FILLER_SEC
+    silent: bool = False
+    only_one: bool = False
+
+
 class Remarks:
     """Decides when the server of a session speaks unasked, and what it says. Has no clock: ``now`` is an argument.
 
     ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool runs, fillers ("One moment.") are said:
     the first after a silence of ``first_sec`` if nothing was said with the call or since, all others after one of
     NEXT_FILLER_SEC. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
+    Nobody is asked before the last filler, even if none is wanted.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
 
-    __slots__ = ("_asked", "_fillers", "_first_sec", "_is_done", "_said", "_since", "_turn", "_working")
+    __slots__ = ("_asked", "_fillers", "_first_sec", "_is_done", "_said", "_silent", "_since", "_turn", "_working")
 
     def __init__(self, is_done: Callable[[str], bool]) -> None:
         self._is_done = is_done
@@ -278,9 +308,15 @@ class Remarks:
         self._fillers = 0
         self._said = False
         self._first_sec = FIRST_FILLER_SEC
+        #: Whether no fillers are wanted: the silence in their place counts all the same.
+        self._silent = False
         #: The number of fillers in the session so far: the sentences take turns.
         self._turn = 0
         #: Whether the user was asked in this silence.
+        self._asked = False
+
+    def connected(self) -> None:
+        """Note that the client has a new connection, with which the silence begins anew."""
         self._asked = False
 
     def quiet(self, since: float) -> None:
@@ -293,14 +329,35 @@ class Remarks:
         if by_user:
             self._asked, self._said = False, True
 
-    def call(self, call_ids: Iterable[str], *, spoken: bool, first_sec: float = FIRST_FILLER_SEC) -> None:
-        """Note that an answer has ended with these tool calls; ``spoken``: the answer also had words."""
+    def call(
+        self, call_ids: Iterable[str], *, spoken: bool, first_sec: float = FIRST_FILLER_SEC, silent: bool = False
+    ) -> None:
+        """Note that an answer has ended with these tool calls.
+
+        ``spoken``: the answer also had words. ``silent``: no fillers are wanted.
+        """
         self._working.update(dict.fromkeys(call_ids))
-        self._fillers, self._said, self._first_sec = 0, spoken, first_sec
+        self._fillers, self._said, self._first_sec, self._silent = 0, spoken, first_sec, silent
 
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
         self._working.clear()
+
+    def saved(self, *, only_one: bool) -> SavedFillers:
+        """Return the saved form of the fillers."""
+        return SavedFillers(
+            working=[*self._working],
+            fillers=self._fillers,
+            said=self._said,
+            first_sec=self._first_sec,
+            silent=self._silent,
+            only_one=only_one,
+        )
+
+    def restore(self, saved: SavedFillers) -> None:
+        """Take over saved fillers. The silence before the next one begins anew."""
+        self._working, self._fillers = dict.fromkeys(saved.working), saved.fillers
+        self._said, self._first_sec, self._silent = saved.said, saved.first_sec, saved.silent
 
     def _next(self, config: SessionConfig) -> tuple[float, StartTrigger] | None:
         """Return when the next remark is due, and its kind; None for no remark.
@@ -351,6 +408,8 @@ class Remarks:
 
     def _filler(self, known: _Phrases | None, language: str | None, own: str | None) -> Remark | None:
         first, self._fillers, self._said = not self._fillers, self._fillers + 1, True
+        if self._silent:
+            return None
         if own and (first or known is None):
             return Remark(own, StartTrigger.FILLER)
         if known is None:

@@ -17,7 +17,6 @@ from omni_ws.engine.base import TimedPart
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
-    NO_INPUT,
     STAGES,
     AnswerPlayed,
     InputAccepted,
@@ -50,9 +49,9 @@ class Accounts:
         """With ``log_content``, log lines contain text of clients and engines; else they contain none."""
         self._metrics = metrics
         self._log_content = log_content
-        #: By id of each open session: its timeline, and how much of its input the metrics have counted.
+        #: By id of each open session: its timeline, and its input when the metrics last counted that; None before.
         self._sessions: dict[str, SessionTimeline] = {}
-        self._counted: dict[str, InputAccepted] = {}
+        self._counted: dict[str, InputAccepted | None] = {}
         metrics.before_reading.append(self._count_all_input)
         for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
@@ -61,7 +60,7 @@ class Accounts:
         """Count an observation in the metrics, and log the ends of requests and sessions, and playback after an end."""
         if isinstance(observation, SessionOpened):
             self._sessions[session.session_id] = observation.timeline
-            self._counted[session.session_id] = NO_INPUT
+            self._counted[session.session_id] = None
             self._metrics.sessions_opened.labels(session.origin).inc()
             return
         if session.session_id not in self._sessions:
@@ -170,8 +169,9 @@ class Accounts:
             self._count_input(session_id)
 
     def _count_input(self, session_id: str) -> None:
-        """Count the input of a session that was accepted since the last call."""
-        old, new = self._counted[session_id], self._sessions[session_id].received
+        """Count the input of a session that was accepted here since the last call."""
+        timeline = self._sessions[session_id]
+        old, new = self._counted[session_id] or timeline.before, timeline.received
         self._counted[session_id] = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
         if new.next_sequence_id > old.next_sequence_id:
@@ -189,13 +189,14 @@ class Accounts:
     def _session_ended(self, session: SessionIdentity) -> None:
         now = asyncio.get_running_loop().time()
         self._count_input(session.session_id)
-        timeline, received = self._sessions.pop(session.session_id), self._counted.pop(session.session_id)
+        timeline = self._sessions.pop(session.session_id)
+        del self._counted[session.session_id]
         for request in timeline.unfinished.values():
             if request.stage is not None:
                 self._count_stage(request.stages(now)[-1])
         seconds = now - timeline.opened
         self._metrics.session_seconds.labels(session.origin).observe(seconds)
-        _log_session(session, received, seconds=seconds, requests=timeline.request_count)
+        _log_session(session, timeline.received, seconds=seconds, requests=timeline.request_count)
 
 
 # Lines of the log.

@@ -164,11 +164,13 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 class SessionTimeline:
     """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("_input", "opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "before", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
         self._input: InputStream | None = None
+        #: How much input the session had accepted when it was restored here.
+        self.before = NO_INPUT
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
@@ -179,6 +181,10 @@ class SessionTimeline:
     def receives(self, stream: InputStream) -> None:
         """Note the stream that receives the input of the session."""
         self._input = stream
+
+    def goes_on(self) -> None:
+        """Note that the session was restored: another server has counted its input so far."""
+        self.before = self.received
 
     @property
     def received(self) -> InputAccepted:
@@ -268,7 +274,7 @@ class RequestTimeline:
         self._wall_ns = time.time_ns()
         self._session = session
         self._report = report
-        #: Whether it was not refused as it opened.
+        #: Whether ``mark_admitted`` was called.
         self.admitted = False
         self.policy: PolicyStart | None = None
         #: The moments of the answer, which its engine marks as well.
@@ -342,7 +348,10 @@ class RequestTimeline:
     # recording
 
     def mark_admitted(self) -> None:
-        """Record that the request was not refused as it opened."""
+        """Record that the request was admitted as it opened, so that its end releases what was reserved for it.
+
+        What the server says unasked reserves nothing, and neither does a request that another server has admitted.
+        """
         self.admitted = True
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:

@@ -57,6 +57,7 @@ from omni_ws.service.conversation.output_log import (
     SavedMessage,
     ServerMessage,
 )
+from omni_ws.service.conversation.request import RequestState
 from omni_ws.service.conversation.unasked import Telling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
@@ -613,6 +614,7 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
     assert 1 <= len(kinds) // 2 <= 2
     times = [one.audio_ms for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
     assert times == sorted(times)
+    assert times[0] == 384  # wherever it moves
 
 
 async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
@@ -665,6 +667,51 @@ async def test_an_uncertain_onset_is_decided_once_wherever_the_session_moves(
     assert len({one.turn_id for one in told}) == 1
     finals = [one.finish_reason for one in received if isinstance(one, FinalChunk)]
     assert finals == ([FinishReason.CANCELLED, FinishReason.STOP] if words else [FinishReason.STOP])
+
+
+@pytest.mark.parametrize(("said", "answer"), [("What time is it?", ["Noon."]), ("Stop.", [])])
+async def test_an_answer_that_is_held_as_the_session_moves_is_cut_where_it_was_heard(
+    said: str, answer: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the speech that interrupted it is answered, unless it only asks for silence."""
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.1)
+
+    def server_of_this() -> Server:
+        piece = np.full(1600, 0.1, np.float32)
+        words = [Word(f"word{number}", number * 100, number * 100 + 90) for number in range(60)]
+        talk = [
+            TextOutput(" ".join(one.text for one in words)),
+            *(AudioOutput(piece, 16_000, (one,)) for one in words),
+        ]
+        heard = [TranscriptOutput(said), TextOutput("Noon."), *[AudioOutput(piece, 16_000)] * 10]
+        return Server(Reins(), InlineWorkers(), HearingEngine(talk, heard=heard))
+
+    server = server_of_this()
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"turn_detection": {"type": "server_vad", "interrupt_resume": True}})
+    now = asyncio.get_running_loop().time
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now())
+    await asyncio.sleep(0.5)
+    audio = quiet(400) + loud(800) + quiet(1200)
+    for number, start in enumerate(range(0, len(audio), 20 * MS), 1):
+        if number == 46:
+            assert session.conversation.queue.requests[0].state is RequestState.HELD
+            before, server = server, server_of_this()
+            session = await moved(session, client, before, server)
+        chunk = InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number)
+        session.conversation.receive_chunk(chunk, now=now())
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(5)
+    messages = [(one.role, one.text) for one in session.conversation.ledger.history.messages()]
+    await server.stop()
+    finals = [one.finish_reason for one in client.received if isinstance(one, FinalChunk)]
+    assert finals == [FinishReason.CANCELLED, FinishReason.STOP]
+    heard = " ".join(f"word{number}" for number in range(15))
+    answers = [("assistant", one) for one in answer]
+    assert messages == [("user", "talk"), ("assistant", heard), ("user", said), *answers]
 
 
 def test_playback_goes_on_by_another_clock() -> None:
@@ -772,3 +819,70 @@ async def told(*, moves_at: int) -> tuple[str, int]:
 @pytest.mark.parametrize("moves_at", range(1, 14))
 async def test_a_late_result_is_told_once_wherever_the_session_moves(moves_at: int) -> None:
     assert await told(moves_at=moves_at) == ("in Lisbon", 1)
+
+
+async def test_nobody_is_asked_while_a_tool_works_whose_session_has_moved() -> None:
+    server = Server(Reins(), engine=Finder(tools=True))
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    tool = {"type": "function", "function": {"name": "find"}}
+    session.conversation.configure({"tools": [tool], "modalities": ["text"], "idle_prompt": {"after_sec": 5}})
+    now = asyncio.get_running_loop().time
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"find it", 0, end_of_input=True), now=now())
+    await asyncio.sleep(1)
+    before, server = server, Server(Reins(), engine=Finder(tools=True))
+    session = await moved(session, client, before, server)
+    await asyncio.sleep(30)
+    result = InputChunk(Modality.TEXT, b"Lisbon", 1, tool_call_id="call_1")
+    session.conversation.receive_chunk(result, now=now())
+    await asyncio.sleep(10)
+    await server.stop()
+    starts = [one.trigger for one in client.received if isinstance(one, ResponseStartedFrame)]
+    assert starts == [StartTrigger.MIN_LENGTH, StartTrigger.END_OF_INPUT, StartTrigger.IDLE]
+
+
+async def test_input_is_counted_by_the_server_that_received_it() -> None:
+    server = Server(Reins())
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    counted = []
+    for number, text in enumerate([b"two", b"words"]):
+        if number:
+            before, server = server, Server(Reins())
+            session = await moved(session, client, before, server)
+            counted.append(before)
+        chunk = InputChunk(Modality.TEXT, text, number)
+        session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+    await server.stop()
+    values = [one.factory.metrics.registry.get_sample_value for one in (*counted, server)]
+    assert [value("omni_ws_input_bytes_total") for value in values] == [3, 5]
+    assert [value("omni_ws_input_chunks_total") for value in values] == [1, 1]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_input_that_waits_for_its_time_moves_with_the_session(moves: bool) -> None:
+    server = Server(Reins(), engine=PlayingEngine([TextOutput("so it is")]))
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure(
+        {"modalities": ["text"], "alignment": "timestamp", "start_policy": "on_first_chunk", "history": True}
+    )
+    now = asyncio.get_running_loop().time
+    pieces = [(Modality.AUDIO, b"..", 0), (Modality.TEXT, b"first", 100), (Modality.TEXT, b", then", 5000)]
+    for number, (modality, payload, at_ms) in enumerate(pieces):
+        chunk = InputChunk(modality, payload, number, timestamp_ms=at_ms)
+        session.conversation.receive_chunk(chunk, now=now())
+    if moves:
+        before, server = server, Server(Reins(), engine=PlayingEngine([TextOutput("so it is")]))
+        session = await moved(session, client, before, server)
+    session.conversation.finish()
+    await asyncio.sleep(1)
+    messages = [(one.role, one.text) for one in session.conversation.ledger.history.messages()]
+    await server.stop()
+    assert messages == [("user", "first, then"), ("assistant", "so it is")]

@@ -384,6 +384,17 @@ async def test_nobody_is_asked_while_a_tool_works() -> None:
         await remark(client, why="idle")
 
 
+@pytest.mark.parametrize("fields", [{"tool_filler": False}, {"modalities": ["text"]}])
+async def test_nobody_is_asked_while_a_tool_works_of_which_nothing_is_said(fields: dict[str, Any]) -> None:
+    async with conversation(Worker(), idle_prompt={"after_sec": 5, "closes_after_sec": 5}, **fields) as client:
+        (call,) = await ask(client)
+        await silent_for(client, MOST_FILLERS * NEXT_FILLER_SEC - 10)
+        await tell(client, call)
+        await client.answer()
+        (call,) = await ask(client)  # its result never comes
+        await remark(client, why="idle")
+
+
 async def test_the_operator_may_have_it_asked_and_a_client_may_refuse() -> None:
     engine = Worker()
     streaming = {"idle_prompt_sec": 20, "idle_close_sec": 5}

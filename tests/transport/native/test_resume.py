@@ -571,3 +571,18 @@ async def test_server_closes_with_a_session_that_waits() -> None:
         await vanish(server, client)
         await server.running.close()
         assert (server.sessions, server.held_bytes) == (0, 0)
+
+
+@pytest.mark.virtual_clock
+async def test_whoever_comes_back_is_asked_again_before_the_session_ends() -> None:
+    """The silence begins anew with each connection."""
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.configure(idle_prompt={"after_sec": 20, "closes_after_sec": 10})
+        await client.answer()  # the question whether anybody is still there
+        await asyncio.sleep(5)
+        await vanish(server, client)
+        async with back(server, client) as again:
+            begin = asyncio.get_running_loop().time()
+            started = await again.until("response_started")
+            assert started["trigger"] == "idle"
+            assert asyncio.get_running_loop().time() - begin == pytest.approx(20, abs=0.5)

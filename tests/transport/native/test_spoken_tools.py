@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ from support.native_client import Answer, NativeClient, native_client
 from support.scripted_engines import ReadingEngine, ToolCallingEngine
 
 from omni_ws.config.parts import SPOKEN_INSTRUCTIONS, LlmConfig
-from omni_ws.core.chunks import ToolCall
+from omni_ws.core.chunks import InputChunk, ToolCall
 from omni_ws.core.history import Message
+from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.errors import EngineOverloaded
 
 CALL = ToolCall("call_1", "local_time", '{"city":"Paris"}')
 
@@ -59,6 +61,23 @@ async def test_whoever_speaks_before_the_result_is_answered_and_the_result_may_s
         assert (await tell(client, "3:05 PM", of="call_1")).text == "It is 3:05 PM."
         calls = [call.id for message in llm.requests[-1].history for call in message.tool_calls]
         assert calls == ["call_2", "call_1"]  # right before its result
+
+
+async def test_a_result_whose_request_has_failed_may_come_again() -> None:
+    class FullAtFirst(ToolCallingEngine):
+        def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+            if len(self.requests) == 2:
+                return [EngineOverloaded("the model is busy", retry_after_ms=1000)]
+            return super().steps(request, taken)
+
+    async with conversation(FullAtFirst()) as client:
+        await client.say("What time is it in Paris?")
+        await client.answer()
+        assert [error["code"] for error in (await tell(client, "3:05 PM")).errors] == ["engine_overloaded"]
+        assert (await tell(client, "3:05 PM")).text == "It is 3:05 PM."
+        await client.chunk("4:05 PM", end=True, role="tool", tool_call_id="call_1")  # a duplicate
+        await client.say("And in Rome?")
+        assert (await client.answer()).reason == "tool_calls"
 
 
 @pytest.mark.parametrize("by", ["cancel", "request"])

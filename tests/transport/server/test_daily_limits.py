@@ -22,11 +22,14 @@ from support.realtime_client import realtime_client
 from omni_ws.config import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import AuthConfig, ServerConfig
+from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import RESERVED_TOKENS, DailyLimits, DailyUse
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.errors import ShuttingDown
 from omni_ws.server import create_app
 from omni_ws.service.sessions.admission import DailyUseFile
+from omni_ws.service.sessions.session import Sessions
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -177,6 +180,47 @@ async def test_requests_at_once_share_what_is_left(serve: Callable[..., Any]) ->
         daily = server.app.sessions.daily_use_file
         assert daily is not None
         assert not daily.use.running["ann"]
+
+
+async def test_what_the_server_says_unasked_gives_nothing_back(serve: Callable[..., Any]) -> None:
+    """A question after a silence reserves nothing, so that other requests keep what they have reserved."""
+    async with serve(tokens_per_day=RESERVED_TOKENS) as server, native_client(server, additional_headers=ANN) as client:
+        await client.configure(idle_prompt={"after_sec": 20})
+        assert (await client.answer()).reason == "stop"
+        assert server.app.sessions.daily_use_file.use.running["ann"] == 0
+        await client.chunk("an answer that begins early", number=0)
+        await client.until("response_started")
+        assert (await chat(server)).status == 429
+
+
+async def test_a_session_that_moves_gives_nothing_back_where_it_comes(serve: Callable[..., Any]) -> None:
+    """Its request has reserved at the server that it left."""
+    async with serve(tokens_per_day=10 * RESERVED_TOKENS) as server:
+        factory = server.app.sessions
+        running, key = factory.daily_use_file.use.running, ann()
+        before, after = (Sessions(factory, origin="websocket", grace=30, survive=True) for _ in range(2))
+        session = before.open(key)
+        chunk = InputChunk(Modality.TEXT, b"an answer that begins early", 0)
+        session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+        assert running["ann"] == 1
+        after.restore(before.save(session), key)
+        for sessions in (before, after):
+            sessions.end_all(ShuttingDown("the server is shutting down"))
+            await sessions.wait_closed()
+            assert running["ann"] == 0
+
+
+async def test_input_that_is_too_long_reserves_nothing(clock: Clock, tmp_path: Path) -> None:
+    auth, streaming = {"usage_file": tmp_path / "usage.json"}, {"max_total_payload_per_session": 10}
+    keys = (ann(tokens_per_day=RESERVED_TOKENS),)
+    async with (
+        live_server(keys=keys, auth=auth, streaming_input=streaming) as server,
+        realtime_client(server, additional_headers=ANN) as client,
+    ):
+        await client.update(output_modalities=["text"])
+        await client.say("more than ten bytes")
+        assert (await client.respond())["status"] == "failed"
+        assert (await chat(server)).status == 200
 
 
 async def test_every_request_of_a_websocket(serve: Callable[..., Any]) -> None:
