@@ -97,10 +97,13 @@ async def test_two_copies_of_a_model_share_the_answers_and_the_death_of_one(mode
         await both_answer(engine, alone)
         asking = await both_work(engine, LONGEST)
         os.kill(llm_of(engine).engine_core.resources.engine_manager.processes[1].pid, signal.SIGKILL)
-        for failing in asking:
-            with pytest.raises(EngineFailed, match=r"the Thinker (died|is not available)") as failure:
-                await failing
-            assert failure.value.fatal
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        failures = [end for end in ends if isinstance(end, BaseException)]
+        assert failures  # an answer of the other copy may end before the death is noticed
+        for failure in failures:
+            assert isinstance(failure, EngineFailed)
+            assert failure.fatal
+            assert str(failure).startswith(("the Thinker died", "the Thinker is not available"))
         await until_state(engine, EngineState.OK)
         await both_answer(engine, alone)
 
