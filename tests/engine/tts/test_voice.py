@@ -150,10 +150,14 @@ async def test_texts_take_turns(voice: VoiceProcess) -> None:
         await spoken(voice, SENTENCE)
         order.append(name)
 
+    worker = voice.worker_pid
+    assert worker is not None
+    os.kill(worker, signal.SIGSTOP)  # no text is over before the last one waits
     async with asyncio.TaskGroup() as group:
         for number, name in enumerate("abc"):
             group.create_task(speak(name))
             await until(lambda: voice.jobs > number)  # noqa: B023 - called here
+        os.kill(worker, signal.SIGCONT)
     assert order == ["a", "b", "c"]
     assert voice.jobs == 0
 
