@@ -139,7 +139,7 @@ DELAY: Final = 128
 #: The samples of an answer that are kept ahead of playback, and behind it, for a client whose position goes back.
 AHEAD: Final = 10 * RATE
 BEHIND: Final = 2 * RATE
-#: How many answers are kept at most: the one that the client plays, and later ones.
+#: The most answers that are kept: the one that the client plays, and later ones.
 MAX_ANSWERS: Final = 4
 
 

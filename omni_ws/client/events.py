@@ -555,7 +555,7 @@ class AnswerBuilder:
 
     def _add_audio(self, event: AudioChunk) -> None:
         start, sample_bytes = event.start_ms, RAW_SAMPLE_BYTES.get(event.format)
-        if start is not None and sample_bytes is not None and self._end - start > 1:  # it is told in whole ms
+        if start is not None and sample_bytes is not None and self._end - start > 1:  # the server rounds to ms
             self._go_back(start, event.sample_rate / 1000, sample_bytes)
             first = min([start, *(word.start_ms for word in event.words)])  # it may begin within a word
             self.words = [word for word in self.words if word.start_ms < first]

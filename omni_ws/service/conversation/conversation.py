@@ -232,7 +232,7 @@ class Conversation:
         """Notify ``attachment`` of output, room and time-outs from now on, instead of the previous attachment."""
         self._attached = attachment
         self.outbox.attach(attachment)
-        if attachment is not NOBODY:
+        if attachment is not NOBODY:  # a client has come
             self.unasked.connected()
         self.unasked.note_quiet(self._now())
         self.watch_time()

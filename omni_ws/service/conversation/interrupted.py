@@ -217,7 +217,7 @@ class _CutTurn:
 class CutTurns:
     """Decides when the finals and late transcripts of a session's cut turns are due.
 
-    A cut turn is one that is still transcribed although its answer was cut off.
+    The answer of a cut turn was cut off while the recogniser still transcribes the turn.
     Finals, and words in the history, come in the order in which the requests opened. The final of an interrupted
     request waits for the words of its turn, for FINAL_WAITS_SEC at most. The final of a request that a client cancelled
     is due immediately, and so are all finals before it. Words that become known after the final are sent late; after

@@ -105,7 +105,7 @@ class Onset:
         #: The request aside, once it has opened.
         self.request: Request | None = None
         self.verdict: Verdict | None = None
-        #: Whether the client is told nothing of a dismissed sound that goes on.
+        #: Whether the client gets no further events about a dismissed sound that goes on.
         self.rest_untold = False
         #: Whether words, or other input, have made it an interruption: the answer is then not held until words come.
         self.has_words = False
@@ -239,7 +239,7 @@ class Onset:
     def dismiss(self, *, rest_untold: bool = False) -> None:
         """Decide that the sound is no turn, whatever the evidence.
 
-        ``rest_untold``: if the sound goes on, the client is told nothing of the rest.
+        ``rest_untold``: if the sound goes on, the client gets no further events about it.
         """
         self.rest_untold = rest_untold
         self._end(Verdict.BACKCHANNEL)

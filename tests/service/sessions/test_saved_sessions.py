@@ -617,6 +617,19 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
     assert times[0] == 384  # wherever it moves
 
 
+async def being_answered(server: Server, **turn_detection: bool) -> tuple[Session, Client]:
+    """A session on a server that it starts, and its client, who hears the beginning of an answer."""
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"turn_detection": {"type": "server_vad", **turn_detection}})
+    now = asyncio.get_running_loop().time()
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now)
+    await asyncio.sleep(0.5)
+    return session, client
+
+
 async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
     """What a client gets that makes this sound over an answer; after so many chunks of 20 ms its session moves."""
 
@@ -627,14 +640,8 @@ async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
         return Server(Reins(), InlineWorkers(), HearingEngine(answer, heard=heard))
 
     server = server_of_this()
-    await server.engine.start()
-    session, client = server.sessions.open(None), Client()
-    client.come(session)
-    session.attach(client)
-    session.conversation.configure({"turn_detection": {"type": "server_vad", "duck": True}})
+    session, client = await being_answered(server, duck=True)
     now = asyncio.get_running_loop().time
-    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now())
-    await asyncio.sleep(0.5)
     audio = quiet(400) + sound + quiet(1200)
     for number, start in enumerate(range(0, len(audio), 20 * MS)):
         if number == moves_at:
@@ -687,14 +694,8 @@ async def test_an_answer_that_is_held_as_the_session_moves_is_cut_where_it_was_h
         return Server(Reins(), InlineWorkers(), HearingEngine(talk, heard=heard))
 
     server = server_of_this()
-    await server.engine.start()
-    session, client = server.sessions.open(None), Client()
-    client.come(session)
-    session.attach(client)
-    session.conversation.configure({"turn_detection": {"type": "server_vad", "interrupt_resume": True}})
+    session, client = await being_answered(server, interrupt_resume=True)
     now = asyncio.get_running_loop().time
-    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now())
-    await asyncio.sleep(0.5)
     audio = quiet(400) + loud(800) + quiet(1200)
     for number, start in enumerate(range(0, len(audio), 20 * MS), 1):
         if number == 46:
