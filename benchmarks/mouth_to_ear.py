@@ -5,9 +5,11 @@ Chromium's microphone, and the microphone and the loudspeaker are recorded as ch
 contain what the sound server buffers, the same for both ways. The server runs in its own process with its default
 engine. In each round there is a fresh page for each way, and its first turn is a warm-up. Beside each turn of the
 recording stands what the server makes of it: the sum of the parts in its metrics, of which it knows the last by the
-page's report or its own clock. What lies before the server's first part and behind its last, in the browser and the
-sound server, is measured by a page that plays its microphone, and taken off the recording, less the latency that the
-page's report contains.
+page's report or its own clock. The parts begin where turn detection takes the speech to end, so they are compared with
+the recording from that place on: it is known from the end of speech that the server reports to the page. What lies
+before the server's first part and behind its last, in the browser and the sound server, is measured by a page that
+plays its microphone, and taken off the recording, less the latency that the page's report contains. By WebRTC the
+browser reports nothing of what it plays: what it held in its jitter buffer, by its own statistics, is taken off, too.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.chromium import CLIP, chromium_path, clip_seconds
 from benchmarks.server_process import free_port, serving
+from omni_ws.audio import vad
+from omni_ws.audio.speech_watch import SpeechOffset, TurnDetector
 from omni_ws.caller.script import frame_levels
 
 _WAYS: Final = ("websocket", "webrtc")
@@ -46,6 +51,8 @@ _PAUSE_SEC: Final = 1.5
 _LOUD: Final = 656
 #: What a recording is late by; it is stopped so much after the last answer.
 _TAIL_SEC: Final = 0.5
+#: How many places of a window the detector's windows begin at, to find the server's.
+_PHASES: Final = 16
 #: Of the page that plays its microphone: how often it hears the clip, and the longest lag that is looked at.
 _CLIPS: Final = 4
 _LONGEST_LAG_MS: Final = 800
@@ -92,6 +99,40 @@ def main(arguments: Sequence[str]) -> bool:
     return _report(found, outside)
 
 
+#: Notes what the server says of the ends of speech, and keeps the connections of calls, in the page's ``heard``.
+_LISTEN: Final = """() => {
+  const heard = (window.heard = { stops: [], peers: [] });
+  const note = ({ data }) => {
+    const event = typeof data === "string" && data.includes("speech_stopped") ? JSON.parse(data) : {};
+    const at = event.audio_ms ?? event.audio_end_ms;
+    if (at !== undefined) heard.stops.push(at);
+  };
+  window.WebSocket = class extends WebSocket {
+    constructor(...options) {
+      super(...options);
+      this.addEventListener("message", note);
+    }
+  };
+  window.RTCPeerConnection = class extends RTCPeerConnection {
+    constructor(...options) {
+      super(...options);
+      heard.peers.push(this);
+    }
+    createDataChannel(...options) {
+      const channel = super.createDataChannel(...options);
+      channel.addEventListener("message", note);
+      return channel;
+    }
+  };
+}"""
+#: Returns the ends of speech so far, and what the jitter buffer has delayed: seconds times samples, and samples.
+_HEARD: Final = """async () => {
+  const { stops, peers } = window.heard;
+  const reports = peers.length ? [...(await peers.at(-1).getStats()).values()] : [];
+  const { jitterBufferDelay = 0, jitterBufferEmittedCount = 0 } =
+    reports.find(({ type, kind }) => type === "inbound-rtp" && kind === "audio") ?? {};
+  return { stops, delay: jitterBufferDelay, emitted: jitterBufferEmittedCount };
+}"""
 #: Plays the microphone, as it is opened by the demo, and returns the latency that a page knows of, in seconds.
 _PLAY_MICROPHONE: Final = """async () => {
   const audio = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
@@ -132,10 +173,22 @@ def _sound_server() -> Iterator[dict[str, str]]:
 
 
 class Turn(NamedTuple):
-    """The milliseconds from mouth to ear in the recording, and as the server sums them up; None if it cannot."""
+    """The milliseconds from mouth to ear in the recording, and as the server sums them up; None if it cannot.
+
+    ``label_ms``: how much later than in the recording turn detection took the speech to end; ``buffered``: how long the
+    sound was in the browser's jitter buffer.
+    """
 
     recorded: float
+    label_ms: float
+    buffered: float
     summed: float | None
+
+    def apart(self, outside: float) -> float | None:
+        """The recording less the server's sum, where the sound was ``outside`` for so long."""
+        if self.summed is None:
+            return None
+        return self.recorded - self.label_ms - self.buffered - outside - self.summed
 
 
 async def _measure(
@@ -179,6 +232,7 @@ async def _page(path: str, environment: Mapping[str, str], way: str) -> AsyncIte
         )
         page = await (await browser.new_context(permissions=["microphone"])).new_page()
         page.set_default_timeout(_TIMEOUT_MS)
+        await page.add_init_script(f"({_LISTEN})()")
         await page.add_init_script(f"localStorage.setItem('omni_ws.settings', {json.dumps(settings)})")
         yield page
         await browser.close()
@@ -198,7 +252,7 @@ async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int)
     with wave.open(str(CLIP), "rb") as clip:
         speech, rate = clip.readframes(clip.getnframes()), clip.getframerate()
     voice = (*_PLAY, f"--rate={rate}")
-    sums = [await asyncio.to_thread(_summed, url)]
+    sums, held = [await asyncio.to_thread(_summed, url)], [await page.evaluate(_HEARD)]
     with tempfile.TemporaryFile() as file:
         async with _process(*_RECORD, environment=environment, stdout=file):
             for turn in range(turns + 1):
@@ -208,19 +262,48 @@ async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int)
                 await page.locator(".server[data-state=done]").nth(turn).wait_for()
                 await page.locator("body[data-state=listening]").wait_for()
                 sums.append(await asyncio.to_thread(_summed, url))
+                held.append(await page.evaluate(_HEARD))
             await asyncio.sleep(_TAIL_SEC)
         file.seek(0)
         sound = np.frombuffer(file.read(), np.int16).reshape(-1, 3)
     await page.locator("#talk").click()
     await page.goto(f"{url}health")  # ends the session, or the call
-    latencies = _latencies(sound)
-    if len(latencies) != turns + 1:
-        raise RuntimeError(f"{turns + 1} turns were spoken, {len(latencies)} are in the recording")
+    ends, latencies = _latencies(sound)
+    if not len(latencies) == len(held[-1]["stops"]) == turns + 1:
+        raise RuntimeError(f"{turns + 1} turns were spoken, {len(latencies)} are in the recording: {held[-1]['stops']}")
+    labels = _labelled_ends(sound.T[2], held[-1]["stops"])
+    buffered = [_buffered_ms(before, after) for before, after in itertools.pairwise(held)]
+    late = [label - end for label, end in zip(labels, ends, strict=True)]
     told = [
         (after - before) * 1000 if played == known + 1 else None
         for (known, before), (played, after) in itertools.pairwise(sums)
     ]
-    return [Turn(*one) for one in zip(latencies, told, strict=True)][1:]
+    return [Turn(*one) for one in zip(latencies, late, buffered, told, strict=True)][1:]
+
+
+def _buffered_ms(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """How long sound was in the browser's jitter buffer between two looks at it, in the mean; 0 without one."""
+    emitted = after["emitted"] - before["emitted"]
+    return (after["delay"] - before["delay"]) / emitted * 1000 if emitted else 0.0
+
+
+def _labelled_ends(said: NDArray[np.int16], stops: Sequence[float]) -> list[float]:
+    """Where in the recording turn detection took each clip to end, in milliseconds.
+
+    The server counts its milliseconds from its first sample (``stops``), and windows from there. Where this is in the
+    recording is found by the detector in the whole of it, with windows that begin at several places.
+    """
+    speech = soxr.resample(said.astype(np.float32) / 32_768, _RATE, vad.SAMPLE_RATE)
+    found = []
+    for first in range(0, vad.WINDOW_SAMPLES, vad.WINDOW_SAMPLES // _PHASES):
+        turns = TurnDetector()
+        events = [turns.feed(likely) for likely in vad.SpeechDetector().process(speech[first:])]
+        places = [event.audio_ms for event in events if isinstance(event, SpeechOffset)]
+        if len(places) != len(stops):
+            raise RuntimeError(f"the detector ends {len(places)} turns in the recording, the server {len(stops)}")
+        found.append([place + first * 1000 / vad.SAMPLE_RATE for place in places])
+    ahead = statistics.median(stop - place for stop, place in zip(stops, np.mean(found, axis=0), strict=True))
+    return [stop - ahead for stop in stops]
 
 
 async def _outside(path: str, url: str, environment: Mapping[str, str]) -> float:
@@ -261,13 +344,13 @@ def _summed(url: str) -> tuple[int, float]:
     return round(played), sum(one.value for one in samples if one.name.endswith("_sum"))
 
 
-def _latencies(sound: NDArray[np.int16]) -> list[float]:
-    """Milliseconds from the end of each clip at the microphone (channel 2) to the next sound (channel 0)."""
+def _latencies(sound: NDArray[np.int16]) -> tuple[list[float], list[float]]:
+    """Where each clip ends at the microphone (channel 2), and from there to the next sound (channel 0), in ms."""
     said, heard = (np.flatnonzero(abs(channel.astype(int)) > _LOUD) for channel in (sound.T[2], sound.T[0]))
     # A clip has no pause as long as the one that follows it.
     ends = said[np.append(np.diff(said) > _PAUSE_SEC * _RATE, True)]
     answers = heard[np.searchsorted(heard, ends, "right").clip(max=len(heard) - 1)]
-    return [float(ms) for ms in (answers - ends) / _RATE * 1000]
+    return (ends / _RATE * 1000).tolist(), ((answers - ends) / _RATE * 1000).tolist()
 
 
 def _report(found: dict[str, list[list[Turn]]], outside: float) -> bool:
@@ -291,17 +374,18 @@ def _report(found: dict[str, list[list[Turn]]], outside: float) -> bool:
 
 def _report_sums(found: dict[str, list[list[Turn]]], outside: float) -> bool:
     print(f"In the browser and the sound server, beyond what the page knows of: {outside:.0f} ms, taken off.\n")
-    print("| by | recording less the server's sum, median ms | lowest | highest | turns within the target |")
-    print("|---|---|---|---|---|")
+    print("| by | detected end later by, ms | jitter buffer | recording less the sum | lowest | highest | near |")
+    print("|---|---|---|---|---|---|---|")
     met = True
     for way in _WAYS:
         turns = [turn for turns_of_round in found[way] for turn in turns_of_round]
-        apart = [(one.recorded - outside - one.summed, one.recorded) for one in turns if one.summed is not None]
+        apart = [(ms, one.recorded) for one in turns if (ms := one.apart(outside)) is not None]
         near = sum(abs(ms) <= max(MAX_APART_MS, MAX_APART_SHARE * recorded) for ms, recorded in apart)
         met = met and near == len(turns)
         differences = [ms for ms, _ in apart]
         shown = [f"{f(differences):+.0f}" if differences else "" for f in (statistics.median, min, max)]
-        print(f"| {way} | {' | '.join(shown)} | {near} of {len(turns)} |")
+        off = [f"{statistics.median(each):.0f}" for each in zip(*(one[1:3] for one in turns), strict=True)]
+        print(f"| {way} | {' | '.join([*off, *shown])} | {near} of {len(turns)} |")
     share = f"{MAX_APART_SHARE:.0%}"
     print(f"\nTarget: all within {MAX_APART_MS} ms or {share}: {'met' if met else 'MISSED'}.")
     return met
