@@ -180,7 +180,7 @@ def _as_chosen(part: PartConfig) -> str:
 
 
 def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[str]:
-    """Yield a log line about how ends of turns are detected; nothing if the engine takes no audio, or none are."""
+    """Yield a log line about how ends of turns are detected, if the engine takes audio and turns are detected."""
     if Modality.AUDIO not in engine.capabilities.input_modalities or not turn_detection_types:
         return
     if "semantic_vad" in turn_detection_types:

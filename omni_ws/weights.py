@@ -601,7 +601,7 @@ class WeightsCache:
     def find(self, weights: PinnedWeights) -> Path | None:
         """Return the folder of the weights if all files are present and verified; otherwise None. Never fetches.
 
-        Reads files that were not verified before, and writes which ones are verified to a file in the folder.
+        Verifies files that are new or have changed, and records the verified files in a file in the folder.
         """
         folder = self.folder_of(weights)
         record, changed = _read_record(folder), False

@@ -369,7 +369,7 @@ class TurnDetector:
 
     @property
     def _takes_breath(self) -> bool:
-        """Whether a SpeechBreath is due. A measured turn, over an answer, has none."""
+        """Whether a SpeechBreath is due. It never is in a measured turn, which is one over an answer."""
         if not self._tells_breaths or self.silent_windows != HEARD_BREATH_WINDOWS or self.meter is not None:
             return False
         return self._answered is not None and self._needed_windows() == self.silence_windows

@@ -174,7 +174,7 @@ class SessionReader(ABC):
         return self._by_id[request_id]
 
     def _hear(self, answer: TimedAnswer, event: Event, at: float) -> None:
-        """Add an event. At the first output, move ``asked_at`` on to the first end of input since then, if any."""
+        """Add an event. At the first output, move ``asked_at`` on to the first later end of input, if there was one."""
         began = answer.first_output_at
         answer.hear(event, at)
         if began is None and answer.first_output_at is not None and answer.asked_at is not None:

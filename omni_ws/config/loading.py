@@ -355,7 +355,7 @@ class Layer:
 
         ``origin`` says where the value was set: ``command line --port``.
 
-        A path of which a part already has a value that is no table is added to ``problems``.
+        If a part of ``path`` already has a value other than a table, a message is added to ``problems`` instead.
         """
         key = ".".join(path)
         branch = self.tree
@@ -469,7 +469,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def _inside(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the path of a key inside a free-form setting from the parts of a variable's name; None for others."""
+    """Convert the parts of a variable's name to the path of a key inside a free-form setting; None for other names."""
     path = tuple(name.replace("-", "_") for name in names)
     return path if all(path) and setting_at(path) is not None and ".".join(path) not in SETTINGS else None
 

@@ -825,7 +825,7 @@ class ServerConfig(Section):
 
     @property
     def spoken_instructions(self) -> str:
-        """The instructions for spoken answers; "" for none, as with an engine that was chosen as a whole."""
+        """The instructions for spoken answers; "" for none, and if an engine was chosen instead of an LLM."""
         return self.llm.spoken_instructions if self._instructs else ""
 
     @property

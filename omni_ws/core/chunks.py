@@ -247,7 +247,7 @@ class ToolCall:
     def is_whole(self) -> bool:
         """Whether the arguments are a JSON object of at most MAX_MESSAGE_VALUES values.
 
-        They are not if the answer was cut off within them.
+        False, for example, if the answer was cut off within the arguments.
         """
         try:
             check_values(self.arguments)

@@ -299,7 +299,7 @@ class InputStream:
         return ends
 
     def suspend(self, suspended: bool) -> None:
-        """Set whether the time-out for a silent client is suspended; its time still counts."""
+        """Suspend the time-out for a silent client, or resume it: then silence during the suspension counts, too."""
         self._suspended = suspended
 
     def hold_clocks(self, *, now: float) -> None:

@@ -261,7 +261,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Drop the older half of the words or clauses; keep where they end in the audio and in the text."""
+        """Drop the older half of the words or clauses; keep the position of their end in the audio and in the text."""
         old = self.words[: MAX_MARKS // 2]
         if old and len(self.words) > MAX_MARKS:
             self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)

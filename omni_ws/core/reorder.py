@@ -40,7 +40,7 @@ class RequestOpened:
 
 
 class Diverted(Struct, frozen=True):
-    """The event that a chunk is next in order, and waits to be assigned to a request. None: a bare end of input.
+    """The event that ``chunk`` is next in order, and waits to be assigned to a request; None for a bare end of input.
 
     The bytes of the chunk count as held until ``InputStream.admit`` takes the chunk, or the owner releases them.
     """

@@ -299,7 +299,7 @@ async def decode_speech(
 
 
 class _Hops:
-    """The hops that decode one input; they also return the memory of parts to the share when the caller is done."""
+    """Runs the hops that decode one input. A part's memory is refunded when the caller asks for the next part."""
 
     def __init__(
         self, decoder: InputDecoder, share: MediaShare, *, lane: Lane, executor: Executor, sample_rate: int
@@ -360,7 +360,7 @@ class _Hops:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """The result of a hop: the decoded ``parts``, and whether and how decoding goes on (``more``)."""
+    """The result of one call in a thread (a hop): the decoded ``parts``, and whether input may be left (``more``)."""
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
@@ -431,7 +431,7 @@ MAX_SELECTED_FROM: Final = 16 * MAX_FRAMES
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A request, yielded before a part, for the decoding slot that it needs and for ``size`` bytes with the slot."""
+    """Yielded before a part that needs a decoding slot: a request for the slot, and for ``size`` bytes with it."""
 
     size: int
 

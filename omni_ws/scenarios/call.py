@@ -718,7 +718,7 @@ class ScenarioCall:
         return [] if same else [f"the speech was taken for {found}, not {wanted}"]
 
     def heard_sound(self, answer: TimedAnswer) -> Samples:
-        """Return all that the loudspeaker played from the first to the last tick of an answer, at 16 kHz."""
+        """Return all sound that the loudspeaker played from the beginning of an answer to its end, at 16 kHz."""
         ticks = self._played(answer)
         if not ticks:
             return np.zeros(0, np.float32)

@@ -313,7 +313,7 @@ async def _call(
 
 
 async def _whole_call(scenario: Scenario, call: ScenarioCall) -> list[str]:
-    """Return the problems of the call as a whole."""
+    """Check what a scenario expects of the whole call: numbers of answers and errors, phrases. Return the problems."""
     expect, report = scenario.expect, call.report
     problems: list[str] = []
     if expect.answers is not None and report.answers != expect.answers:
@@ -548,7 +548,7 @@ def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:
 
 
 class _Command:
-    """One execution of the command."""
+    """One execution of ``omni-ws test``."""
 
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], work: _Work) -> None:
         self._options = options

@@ -194,7 +194,7 @@ def recording(path: Path) -> Samples:
 
 
 def end_of_speech(samples: Samples) -> tuple[int, int]:
-    """Return the range of ticks [first, end) that contains the speech; (0, 0) without sound."""
+    """Return the range [first, end) of the microphone's ticks that contains the speech; (0, 0) without sound."""
     try:
         return loud_part(frame_levels(samples, MIC_TICK))
     except ValueError:

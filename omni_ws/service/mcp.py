@@ -424,8 +424,8 @@ def _plain_session(*streams: Any) -> ClientSession:
 def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
     """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses.
 
-    The response to a POST ends when nobody waits for it any more, without an error, which would close the connection,
-    on which other calls run.
+    When nobody waits for the response to a POST any more, the response ends without an error: an error would close the
+    connection, on which other calls run.
     """
     import httpx2
 

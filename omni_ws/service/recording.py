@@ -549,7 +549,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """Raised if the folder is at its limit, and none is left to remove: all recordings are still being written."""
+    """Raised if the folder is at its limit, and no file may be removed: all recordings are still being written."""
 
 
 class RecordingFolder:

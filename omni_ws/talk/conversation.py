@@ -473,7 +473,7 @@ async def recorded(
 
 
 async def _receive(session: TalkSession, listener: AnswerListener, answered: asyncio.Event | None = None) -> None:
-    """Pass all events to ``listener``, and set ``answered`` when no answer is awaited.
+    """Pass all events to ``listener``; set ``answered`` after an event with which no answer is open or expected.
 
     Raises ConnectionLost when the server closes the session.
     """

@@ -35,13 +35,13 @@ class JsonDisplay:
         print(orjson.dumps({"type": kind, **fields}).decode(), flush=True)
 
     def state(self, state: str, *, idle: bool = False) -> None:
-        """Show the activity of the client, in a live view. ``idle``: whether to show it again after each turn."""
+        """Do nothing; a live view shows ``state``, the activity of the client, with ``idle`` after each turn again."""
 
     def levels(self, microphone: float, loudspeaker: float, *, playing: bool) -> None:
-        """Show the peak levels of microphone and loudspeaker, from 0 to 1, in a live view."""
+        """Do nothing; a live view shows the peak levels of microphone and loudspeaker, from 0 to 1."""
 
     def close(self) -> None:
-        """End the display; a live view restores the terminal."""
+        """Do nothing; a live view restores the terminal."""
 
 
 class PlainDisplay(JsonDisplay):

@@ -214,7 +214,7 @@ Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JsonSchemaBody(Struct, frozen=True, kw_only=True):
-    """OpenAI's ``response_format.json_schema``."""
+    """The fields of OpenAI's ``response_format.json_schema``."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: dict[str, Any] | None = None
@@ -222,7 +222,7 @@ class JsonSchemaBody(Struct, frozen=True, kw_only=True):
 
 
 class ResponseFormatBody(Struct, frozen=True, kw_only=True):
-    """OpenAI's ``response_format``."""
+    """The fields of OpenAI's ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None

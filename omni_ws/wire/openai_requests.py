@@ -62,7 +62,7 @@ from omni_ws.wire.session_config import converted
 
 
 class AudioOptions(Struct, frozen=True, kw_only=True):
-    """OpenAI's ``audio``."""
+    """The fields of OpenAI's ``audio``."""
 
     voice: str | None = None
     format: str | None = None

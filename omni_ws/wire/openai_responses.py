@@ -657,7 +657,7 @@ def _extra(
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return the warnings of an answer as JSON objects, except those about its finish reason, which is shown itself.
+    """Return the warnings of an answer as JSON objects, without those about its finish reason: the response has it.
 
     If a part of the engine failed, ``param`` is its name.
     """

@@ -149,7 +149,7 @@ class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.output``."""
+    """The fields of ``audio.output``."""
 
     format: FormatFields | str | None = None
     voice: Any = None
@@ -342,7 +342,10 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
 
 
 def _idle_prompt(wanted: TurnDetectionFields | None) -> dict[str, Any]:
-    """Return ``idle_prompt`` of a ``session_config``; its ``text`` is input for the model. Raises InvalidValue."""
+    """Return the ``idle_prompt`` of a ``session_config``; its ``text`` tells the model of the silence.
+
+    Raises InvalidValue.
+    """
     if wanted is None or wanted.idle_timeout_ms is None:
         return {"after_sec": 0}
     if wanted.type == "semantic_vad":
@@ -634,7 +637,7 @@ class SourceTranscript(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TranslationInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input``."""
+    """The fields of ``audio.input``."""
 
     transcription: SourceTranscript | None = None
     noise_reduction: NoiseReductionFields | None = None

@@ -144,7 +144,7 @@ class Recogniser(Protocol):
         ...
 
     def describe(self) -> tuple[str, ...]:
-        """Return lines for the operator."""
+        """Return lines that describe the recogniser to the operator."""
         ...
 
     async def start(self) -> None:

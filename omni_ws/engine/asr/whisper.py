@@ -581,7 +581,7 @@ class WhisperRecogniser:
         return other
 
     def _expect(self, expected: str, language: str | None, among: frozenset[str], heard: HeardLanguage | None) -> None:
-        """Set the expected names and languages of this copy, see ``expecting``."""
+        """Apply the arguments of ``expecting`` to this recogniser, the copy that ``expecting`` returns."""
         self._expected = expected
         self._expected_tokens: list[int] | None = None
         self._language = language

@@ -132,7 +132,7 @@ class AheadStage:
     async def _read(
         self, source: AsyncIterator[InputChunk | Guess], prompt: Channel[InputChunk], outputs: Outputs
     ) -> None:
-        """Copy the input to ``prompt``, and begin or drop answers ahead, until the input or the open answer ends."""
+        """Copy the input to ``prompt``; at each Guess, begin or drop an answer. Ends with the input or the answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as self._reading:
                 async for item in source:
@@ -531,9 +531,9 @@ class ComposedEngine:
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
-        """Count a chat as an active request during the block; a chat without audio counts in AheadLoad, too.
+        """Count a chat as an active request during the block, and in the AheadLoad, too, if it is without audio.
 
-        The answer to a chat with audio is counted there when its input is complete (AheadStage).
+        A chat with audio is counted in the AheadLoad by its AheadStage, from the end of its input on.
         """
         load = self._ahead_load if request.without_audio else None
         under_way = None if load is None else load.begin(ahead=False)

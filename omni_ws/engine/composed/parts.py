@@ -272,7 +272,7 @@ class StallTimer(AsyncIterator[InputChunk]):
         self._since = None
 
     def stop(self) -> None:
-        """Stop limiting the part. Idempotent."""
+        """Remove the time-out of the part. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._timeout = None

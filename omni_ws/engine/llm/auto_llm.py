@@ -256,7 +256,7 @@ class AutoLlm(GrowingLlm):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """The capabilities of the engine that answers, with ``extend`` and ``raw_prompts``, which the rules can do."""
+        """The capabilities of the engine that answers, plus ``extend`` and ``raw_prompts``, which the rules have."""
         continues = frozenset({OutputModality.TEXT})  # by go_on, whatever the one that answers can
         if self._llm is None:
             return replace(self._rules.capabilities, continues=continues)

@@ -405,7 +405,7 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
         return self._batch
 
     def _decode(self, work: tuple[bool, int], streams: Sequence[_Answer]) -> None:
-        """Convert the solved mel frames of these sessions to samples, or evaluate the DiT once, as ``work`` says."""
+        """Convert the solved mel frames of these sessions to samples if ``work[0]``; else evaluate the DiT once."""
         if work[0]:
             mels = [answer.vocoding for answer in streams if answer.vocoding is not None]
             sounds = self._network.sound(torch.stack(mels)).cpu().numpy()

@@ -787,7 +787,7 @@ def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
 def _droppable(
     history: Sequence[Message], results: Container[str]
 ) -> tuple[list[tuple[Message, ...]], tuple[Message, ...]]:
-    """Return the turns that may be dropped, and the messages from the first turn with a call in ``results`` on."""
+    """Split ``history`` before the first turn with a call in ``results``: turns that may be dropped, later messages."""
     turns = whole_turns(history)
     called = (
         number

@@ -774,7 +774,7 @@ _NO: Final = frozenset(("❌", "✗", "✘", "✖", "✖️"))
 
 
 class TableWord(NamedTuple):
-    """A word of a table's row with its position. Labels and pauses are not written there and have ``start == end``."""
+    """A word read for a row of a table, and its range in the text. Added labels and pauses have ``start == end``."""
 
     text: str
     start: int

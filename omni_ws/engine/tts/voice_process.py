@@ -622,7 +622,7 @@ class LanguageVoices:
         return tuple(told)
 
     async def start(self) -> None:
-        """Start the base and the processes for the table. Raises EngineFailed if the base or a required voice fails."""
+        """Start ``base`` and the voices of ``table``. Raises EngineFailed if ``base`` or a required voice fails."""
         await self._base.start()
         self.name, self.model = self._base.name, self._base.model
         for language, choices in self._table.items():

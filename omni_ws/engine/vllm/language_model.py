@@ -89,7 +89,7 @@ def prepare_environment() -> None:
 
 
 def use_first_model_runner() -> None:
-    """Make vLLM use its first model runner, on whose internals our workers rely. Call it before the import of vLLM."""
+    """Make vLLM use its model runner V1, on whose internals our workers rely. Call this before vLLM is imported."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 

@@ -503,7 +503,7 @@ class Media:
 class Excerpt:
     """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order.
 
-    ``end`` is the position after a stable part, in characters of the prompt's text; it is not set for the complete
+    ``end`` is the position in the prompt's text, in characters, at which a stable excerpt ends; 0 for the complete
     prompt.
     """
 

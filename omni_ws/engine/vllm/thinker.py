@@ -476,8 +476,8 @@ class Thinker:
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
         """Submit the complete prompt; if it turns out to be too long, leave out more of the history.
 
-        Returns the prompt, the work that submitted it, and the outputs. Raises ContextLengthExceeded if no history is
-        left.
+        Returns the prompt, the EarlyWork that submitted it, and the outputs. Raises ContextLengthExceeded if no history
+        is left.
         """
         while True:
             self.prompt_tokens = len(whole.tokens)

@@ -409,7 +409,7 @@ def _pattern_of(params: SamplingParams) -> Pattern | None:
 
 
 class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
-    """The logits processor for vLLM's first model runner, called for one request at a time."""
+    """The logits processor for vLLM's model runner V1, called for one request at a time."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:

@@ -586,7 +586,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
     """Return the transcripts that were not sent before the final, joined in one chunk, whose text may be empty.
 
-    The request then counts them as sent; the chunk has the next number.
+    Marks the transcripts as sent. The chunk has the next number.
     """
     unsent = request.take_unsent()
     return OutputChunk(

@@ -288,7 +288,7 @@ class Conversation:
         self.followed(config)
 
     def answer_with(self, options: AnswerOptions) -> None:
-        """Answer the requests that open from now on with these options, which are checked as they open."""
+        """Use ``options`` for the answers to requests that open from now on; each request checks them as it opens."""
         self.options = options
 
     def greet(self) -> None:

@@ -189,7 +189,7 @@ class Onset:
             self.lulls(SpeechLull(self._voiced_ms, self.clear, audio_ms))
 
     def is_input(self) -> None:
-        """Note that the client has sent other input within the turn, or has ended the input: that interrupts."""
+        """Decide for an interruption: within the turn, the client has sent other input, or has ended the input."""
         self.has_words = True
         self._end(Verdict.INTERRUPTION)
 
@@ -440,9 +440,9 @@ class SpokenTurns:
         return None if self.onset is None else self.onset.request
 
     def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
-        """Tell the client of an uncertain onset, unless it was ``told`` already.
+        """Begin an uncertain onset, and tell the client of it, unless it was ``told`` already.
 
-        The next event opens the onset's request.
+        The caller opens the onset's request next.
         """
         self.current = _Speech(turn_id, new_id("req_"), began_ms=audio_ms)
         self.words.begin()

@@ -451,7 +451,7 @@ class Request:
         self._note_silence()
 
     def finish(self) -> None:
-        """Note that the final is in the outbox. ``release`` must follow, immediately or when the words are known."""
+        """Note that the final is in the outbox. ``release`` must follow: now, or once the turn is transcribed."""
         self._set_state(RequestState.FINISHED)
 
     def release(self) -> None:
@@ -716,7 +716,7 @@ class Request:
         self.speech = KeptSpeech.of(self.ledger, self.session.settings.audio, unwanted=unwanted)
 
     def append(self, chunk: InputChunk) -> None:
-        """Queue a chunk for the engine. It is dropped if the start was frozen or the input has ended."""
+        """Queue a chunk for the engine. It is dropped if the input was frozen at the start, or has ended."""
         if self.input.closed:
             return
         if self.given is not None:

@@ -632,7 +632,7 @@ class RequestQueue:
                 self._over(first)
 
     def _over(self, request: Request) -> None:
-        """End a request whose answer has ended, or that gets none."""
+        """End a request whose answer has ended, or that gets no answer."""
         self.end(request, FinishReason.CANCELLED)
         if request.error is not None and ends_session(request.error):
             self._failure = request.error

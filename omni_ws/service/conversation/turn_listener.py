@@ -308,7 +308,7 @@ class TurnListener:
             self._pump()
 
     def mark(self) -> None:
-        """Send InputHeard once all input so far has been judged. Only while ``stream.diverting``."""
+        """Put InputHeard into the outbox once all input so far has been judged. Requires ``stream.diverting``."""
         self.put(Reached(partial(self._owner.outbox.put_nowait, InputHeard())))
 
     def cancel(self) -> None:
@@ -454,7 +454,7 @@ class TurnListener:
             self._stream.reweigh(-self._ring.drop())
 
     def _decide_before_input(self) -> None:
-        """Decide the uncertain onset before other input is processed: within its turn that makes it an interruption."""
+        """Decide the uncertain onset before other input is processed; input within its turn means an interruption."""
         if (onset := self._owner.spoken.onset) is not None:
             if self._in_turn:
                 onset.is_input()
@@ -729,7 +729,7 @@ class TurnListener:
 
     @property
     def _ducks(self) -> bool:
-        """Whether an onset that begins now is uncertain: with ``duck``, if its request would interrupt an answer."""
+        """Whether a new onset is uncertain: its request would interrupt an answer, and ``turns.duck`` is set."""
         turns = self._turns
         return turns.duck and turns.interrupt_response and self._owner.may_be_interrupted
 

@@ -75,7 +75,7 @@ class Unasked:
         self._remarks.connected()
 
     def saved_fillers(self) -> SavedFillers:
-        """Return the saved form of what fillers are due for. Calls that this server makes end with the session here."""
+        """Return the saved fillers, without those for calls that this server makes: such calls end with the session."""
         saved = self._remarks.saved(only_one=self._one_filler)
         makes_call = self._conversation.configuration.makes_call
         saved.working = [one for one in saved.working if not makes_call(one)]
@@ -291,7 +291,7 @@ class Remarks:
     ``quiet`` and ``disturb`` tell it since when nobody has spoken. While a tool runs, fillers ("One moment.") are said:
     the first after a silence of ``first_sec`` if nothing was said with the call or since, all others after one of
     NEXT_FILLER_SEC. With ``idle_prompt`` the user is asked once in each silence, and the session may end after that.
-    Nobody is asked before the last filler, even if none is wanted.
+    While a tool runs, the user is not asked before the last filler, or the time of the last filler if none is wanted.
 
     ``is_done`` returns whether the result of a call is no longer awaited.
     """
@@ -316,7 +316,7 @@ class Remarks:
         self._asked = False
 
     def connected(self) -> None:
-        """Note that the client has a new connection, with which the silence begins anew."""
+        """Note that the client has a new connection: in the silence so far, the user may be asked once more."""
         self._asked = False
 
     def quiet(self, since: float) -> None:
@@ -674,7 +674,7 @@ class Telling:
         return len(self.text.encode()) + _TELLING_BYTES
 
     def stop(self, stopped: bool) -> None:
-        """Note whether the telling waits until the user speaks, as a client has cancelled it."""
+        """Set whether the telling waits until the user speaks, because a client has cancelled it."""
         self.stopped = stopped
 
     def fail(self) -> bool:
@@ -836,7 +836,7 @@ class Tellings:
         return next((one for one in self._waiting if not one.stopped), None)
 
     def tells(self, request: Request) -> bool:
-        """Return whether a request is that of a telling."""
+        """Return whether a request is the request of a telling."""
         if self._current is not None and self._request_id is None:  # it is just opening, and nothing else is open
             return True
         return request.tells
@@ -927,7 +927,7 @@ class Tellings:
     def restore(self, saved: SavedTellings, *, later: float) -> None:
         """Take over saved tellings. The requests of the queue must be restored before.
 
-        ``later`` is by how many seconds this clock is ahead of the one that the saved times are on.
+        ``later`` is how many seconds the clock of this process is ahead of the clock of the saved times.
         """
         self._due = None if saved.due is None else saved.due + later
         self._not_before = saved.not_before + later

@@ -328,7 +328,7 @@ def take_trace(header: Callable[[str], str | None]) -> None:
 
 
 def take_place(client: str, header: Callable[[str], str | None]) -> None:
-    """Note whether the client of sessions that the running task opens is on this machine; see ``is_near``."""
+    """For the sessions that the running task opens, note whether their client is on this machine; see ``is_near``."""
     near_client.set(is_near(client, header))
 
 

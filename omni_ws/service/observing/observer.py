@@ -624,7 +624,7 @@ class Observers:
 
 
 class ObservedSession:
-    """One session as its observers see it: reports observations under its identity and opens its timelines."""
+    """Reports the observations of one session to the observers, and opens the timelines of its requests."""
 
     def __init__(self, identity: SessionIdentity, observers: Observers, *, now: Callable[[], float]) -> None:
         self.identity = identity

@@ -208,7 +208,7 @@ class RequestSpans:
         attributes: Mapping[str, int] | None = None,
         events: Sequence[Event] | None = None,
     ) -> _Place:
-        """Export a span that is over; return the place of its children."""
+        """Export the span ``lasted``, a child of ``place``; return the place for the span's own children."""
         request, above = place
         context = SpanContext(above.trace_id, self._new_id(), False, above.trace_flags, above.trace_state)
         span = ReadableSpan(

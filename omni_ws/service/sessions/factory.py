@@ -304,7 +304,7 @@ class SessionFactory:
         return conversation
 
     def _allow_mcp(self, conversation: Conversation, *, readers: bool) -> None:
-        """Let the client name MCP servers, if the operator lists any. Not if ``readers`` poll the answer (Mode B)."""
+        """Let the client name MCP servers if the operator lists any, but not in Mode B (``readers`` get the answer)."""
         if self._mcp_reach is not None and not readers:
             mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
             mcp.keep_with(ServerResults(conversation))

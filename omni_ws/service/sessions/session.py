@@ -483,7 +483,7 @@ _NO_ANSWER: Final = "the client does not answer, or has come over another connec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
-    """An open session, the task that runs it, and its slot; an EmptySession for admission."""
+    """An open session, the task that runs it, and its slot. To admission it is an EmptySession."""
 
     session: Session
     life: asyncio.Task[None]

@@ -101,7 +101,7 @@ class LeaseHolder(Protocol):
     """The session behind a lease. Its methods are called on the loop, and must neither wait nor raise."""
 
     def lease_lost(self, *, deleted: bool) -> None:
-        """Called when the session is no longer this process's, as the last call. The session must end here.
+        """Called when this process has lost the session, which must end here. No other method is called after this.
 
         Another process has taken the session, and the client is told nothing; or another process has ``deleted`` it.
         """

@@ -372,7 +372,7 @@ class SqliteBackend:
             database.execute(_RELEASE, {"rows": _json(released)})
 
     def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str], *, untold: bool = False) -> None:
-        """Turn records into tombstones. ``untold``: the next ``beat`` of a record's holder returns the record's id."""
+        """Turn records into tombstones. With ``untold``, a record's holder learns of this from its next ``beat``."""
         ids = _json(session_ids)
         database.execute(_CLEAR_PIECES, {"ids": ids})
         database.execute(_BURY.format("holder" if untold else "''"), {"ids": ids, "now": self._clock()})

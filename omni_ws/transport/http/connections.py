@@ -236,7 +236,7 @@ class Connections:
         self._changed()
 
     def is_full(self, *, upgraded: int) -> bool:
-        """Return whether the newest connection is over the limit. ``upgraded`` counts those not registered here."""
+        """Return whether the newest connection is over the limit. ``upgraded``: how many are not registered."""
         return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
 
     def turn_away(self, connection: OpenConnection) -> bool:

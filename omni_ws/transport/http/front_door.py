@@ -213,7 +213,7 @@ class FrontDoor(asyncio.Protocol):
 
     @property
     def upgraded_connections(self) -> int:
-        """How many connections count besides the registered ones: those upgraded here, and all of the other workers."""
+        """The number of unregistered connections: those upgraded by this process, and all those of other workers."""
         elsewhere = 0 if self._elsewhere is None else self._elsewhere.connections_elsewhere
         return len(self._server.all_connections) + elsewhere
 

@@ -580,7 +580,7 @@ class ModeBKeeper:
     # the server
 
     def drain(self, error: OmniError) -> None:
-        """Give back each session as soon as nobody uses it, and end the sessions that have no input yet."""
+        """Give each session back to the store as soon as nobody uses it; end the sessions that have no input yet."""
         self._leaving = True
         for held in [*self._held.values()]:
             self.rest(held)

@@ -431,7 +431,7 @@ class ModeBSession(Attachment):
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def keep(self, until: float) -> None:
-        """Set ``kept_until``: when the registry expires, or then forgets, the ended session (loop's clock)."""
+        """Set when (loop's clock) the registry expires the ended session or, if it is expired already, forgets it."""
         self.kept_until = until
 
     def forget(self) -> None:

@@ -264,7 +264,11 @@ def _lacking_of_item(item: Mapping[str, Any]) -> frozenset[str]:
 def _walk(
     given: Any, name: str, path: str, lacking: Collection[str], *, without: Collection[str] = ()
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield a code, a message and the path for each field below ``given`` that has no effect, or is unknown."""
+    """Yield a code, a message and the path for each field below ``given`` that has no effect, or is unknown.
+
+    ``name`` is the name of ``given`` in realtime_parity.toml. ``lacking`` names fields for which the engine lacks the
+    ability. The fields ``without`` are skipped.
+    """
     if isinstance(given, list):
         for index, one in enumerate(given):
             yield from _walk(one, name, f"{path}[{index}]", lacking)

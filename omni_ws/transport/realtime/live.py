@@ -587,7 +587,7 @@ class LiveDialect(SessionDialect):
                 self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
-        """Drop the unsent audio of answers, not of a fixture. Later audio of an unfinished answer is sent."""
+        """Drop the unsent audio of answers; a fixture plays on. Audio that an answer produces after this is sent."""
         for request_id in self.player.cut():
             self._end_text(request_id)
 

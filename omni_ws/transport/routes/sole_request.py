@@ -39,7 +39,7 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 class ChainedAnswer:
     """A filter of the messages of an HTTP request with MCP servers, whose client gets a single answer.
 
-    Behind that, the conversation may give several answers, one after each round of MCP calls. The filter drops the MCP
+    For this one answer, the conversation may give several, one after each round of MCP calls. The filter drops the MCP
     calls, keeps the calls of the client's own functions, sums the usage, and closes the conversation at the last
     answer.
     """

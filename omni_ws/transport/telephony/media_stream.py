@@ -336,7 +336,7 @@ class MarkedPlayout(Playout):
         return messages
 
     def mark_returned(self, name: str) -> None:
-        """Handle a mark that the gateway has returned. Unknown names are ignored."""
+        """Report the playback up to a mark that the gateway has returned. Unknown names are ignored."""
         if name not in self._marks:
             return
         while self._marks:

@@ -963,7 +963,7 @@ class LiveCall(Call, LiveConnection):
             write_event(self._connection, event)
 
     def _say(self, audio: bytes, end_ms: int) -> None:
-        """Play audio of an answer. Drops the silence between answers, which comes only after its time has passed."""
+        """Play audio of an answer. Silence that ends in the past is dropped: it is the silence between answers."""
         if end_ms > self._live.now_ms or audio.count(0) < len(audio):
             self.speaker.say(_VOICE, audio)
             self.speaker.finish(_VOICE)  # so that a part of a packet does not wait for more
