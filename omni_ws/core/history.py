@@ -700,8 +700,14 @@ class HistoryItems:
             item = self._items[index]
             changed = replace(item, message=message, tokens=message_tokens(message), speech_bytes=speech_bytes(message))
             self.budget.charge(changed.speech_bytes)  # released by the old item
+            ids = [call.id for call in message.tool_calls]
+            places = {one: self._calls[one] for one in ids if one in self._calls}
+            results = [one for one in ids if one in self._results]
             self._drop(index, index + 1)
             self._insert(index, changed)
+            # The calls are not new: a call may have its result, or its id may be that of a later call, too.
+            self._calls |= places
+            self._results |= dict.fromkeys(results)
         elif index is not None:
             self._drop(index, index + 1)
         elif message.says_something:

@@ -53,6 +53,8 @@ SAMPLING: Final = frozenset(
 _FIELD_OF: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
 #: The limit on JSON Schemas. vLLM compiles them between two steps, to grammars of several times their size.
 MAX_SCHEMA_BYTES: Final = 1 << 16
+#: The seeds of vLLM's workers are below this number; a larger one ends the process, and with it all requests.
+SEEDS: Final = 1 << 63
 
 
 class AskedSampling(NamedTuple):
@@ -91,6 +93,8 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
     if options.choices > 1 and values.get("temperature") == 0:
         raise InvalidValue("n must be 1 when temperature is 0, since all answers would be identical", param="n")
     try:
+        if values.get("seed") is not None:  # vLLM adds the index of the answer
+            values["seed"] = min(values["seed"], SEEDS - options.choices)
         return SamplingParams(
             **values,
             n=options.choices,

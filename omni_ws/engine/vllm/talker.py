@@ -54,6 +54,7 @@ from omni_ws.engine.omni.step_process import (
 from omni_ws.engine.spoken.languages import prepare
 from omni_ws.engine.tts.speech_engine import SpokenClauses, speech_capabilities
 from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.sampling import SEEDS
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
 from omni_ws.profiler import events
 
@@ -564,7 +565,7 @@ class Talker:
         sampling = dict(self._sampling)
         try:
             if sampling.get("seed") is not None:
-                sampling["seed"] += clause
+                sampling["seed"] = sampling["seed"] % (SEEDS // 2) + clause  # -1 would be no seed
             return SamplingParams(
                 **sampling,
                 max_tokens=max_tokens,

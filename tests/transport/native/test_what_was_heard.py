@@ -267,6 +267,24 @@ async def test_a_call_moves_to_before_its_late_result() -> None:
         assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant"]
 
 
+async def test_a_result_stays_known_when_the_words_before_its_call_are_silenced() -> None:
+    engine = tooled()
+    async with live_server(engine) as server, native_client(server) as client:
+        answer = await ask(client, engine, [*spoken("one two three"), *calling("a", "b")])
+        name = answer.final["request_id"]
+        await client.send("output_ack", request_id=name, played_ms=1000)
+        for call, following in (("call_a_0", calling("c")), ("call_c_0", [TextOutput("first")])):
+            engine.script = tuple(following)
+            await client.chunk("1", end=True, role="tool", tool_call_id=call)
+            await client.answer()
+        await client.send("cancel", request_id=name)
+        engine.script = (TextOutput("both"),)
+        await client.chunk("1 again", role="tool", tool_call_id="call_a_0")  # a duplicate
+        await client.chunk("2", role="tool", tool_call_id="call_b_1")  # the last of both
+        assert (await client.answer()).text == "both"
+        assert [chunk.payload for chunk in engine.inputs[-1]] == [b"2"]
+
+
 async def test_a_truncated_call_takes_no_result() -> None:
     engine = tooled()
     async with live_server(engine) as server, native_client(server) as client:
