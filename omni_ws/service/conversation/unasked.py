@@ -27,7 +27,7 @@ from omni_ws.core.chunks import (
     Task,
     ToolCall,
 )
-from omni_ws.core.history import Message
+from omni_ws.core.history import PLACED, Message
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.core.quota import Share, keep_newest
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest
@@ -757,7 +757,7 @@ class Tellings:
 
     def know(self, text: str, role: str = "user") -> None:
         """Put a message that belongs to no request into the history."""
-        self._conversation.ledger.place([Message(role, text)], item_id=new_id("item_"))
+        self._conversation.ledger.place([Message(role, text)], item_id=new_id(PLACED))
         self._conversation.ledger.weigh()
 
     def close(self) -> None:
@@ -787,7 +787,7 @@ class Tellings:
             self._titles[call.id] = f"{call.name}({shown})"
             self._results.work(call.id)
             working = Message("tool", WORKING, tool_call_id=call.id)
-            self._conversation.ledger.place([working], item_id=new_id("item_"))
+            self._conversation.ledger.place([working], item_id=new_id(PLACED))
         keep_newest(self._titles, MAX_CALLS)
         return found
 

@@ -178,6 +178,16 @@ async def test_two_questions_are_answered_while_a_tool_works_for_twenty_seconds(
     assert "find({})" in engine.asked[-1]
 
 
+async def test_the_result_until_then_is_no_request_that_a_truncation_counts() -> None:
+    async with talk() as one:
+        await one.client.say("find it")
+        request_id = (await one.client.answer()).final["request_id"]
+        await one.client.say("how are you")
+        await one.client.answer()
+        await one.client.send("history_truncate", request_id=request_id)
+        assert (await one.client.until("history_truncated"))["dropped_requests"] == 2
+
+
 async def test_what_the_model_sees_of_a_tool_has_no_field_of_the_session() -> None:
     engine = Talker()
     async with talk(engine) as one:
