@@ -812,7 +812,7 @@ class RealtimeDialect(SessionDialect):
         if not cut_off:
             self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
-            yield from response.finish(final, error)
+            yield from response.finish(final, error, cut_off=cut_off)
             self._items.have_grown(response.items)
             if response.waits:
                 yield from self._mcp.hold(response)
