@@ -365,6 +365,12 @@ class Conversation:
         If the request whose input is open is cancelled, all input that has arrived before the cancel is dropped, even
         if it still waits to be put in order.
         """
+        sounded = self.is_playing
+        self._cancel(request_id)
+        if sounded:  # the silence begins now, and not where the playback would have ended
+            self.unasked.note_quiet(self._now())
+
+    def _cancel(self, request_id: str | None) -> None:
         if request_id is None:
             self.spoken.dismiss(rest_untold=True)
         receiving = self.receiving
@@ -411,10 +417,12 @@ class Conversation:
 
         Returns the text that the user heard; None if the answer has not ended, or is no longer known.
         """
-        entry = self.ledger.find(request_id)
+        entry, sounded = self.ledger.find(request_id), self.is_playing
         if entry is None:
             return None
         self.ledger.cut(entry, self._now(), at_ms=heard_ms)
+        if sounded:
+            self.unasked.note_quiet(self._now())
         return self.ledger.heard_text(entry) if entry.finished else None
 
     def truncate_history(self, request_id: str) -> int:

@@ -812,8 +812,10 @@ class Tellings:
                 one.stop(False)
         if since is None:
             self._due = None
-        elif self._due is None or since > now:  # it is longer ago otherwise
+        elif self._due is None or since > now:
             self._due = since + PAUSE_SEC
+        else:  # it may be longer ago; if not, a playback was cut off
+            self._due = min(self._due, now + PAUSE_SEC)
 
     def cancelled(self, request_id: str | None, named: Request | None) -> None:
         """Note a client's cancel before it takes effect: a telling that it stops waits for the user's next turn.

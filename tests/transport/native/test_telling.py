@@ -245,6 +245,22 @@ async def test_a_result_that_comes_while_the_user_speaks_waits() -> None:
         assert (await one.telling())[1].text == "found"
 
 
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_result_waits_no_longer_than_what_a_cancel_has_silenced(named: bool) -> None:
+    async with talk() as one:
+        (call,) = await one.ask()
+        await one.client.configure(max_lead_ms=None)
+        await one.client.say("word " * 60)
+        request_id = (await one.client.answer()).final["request_id"]  # which sounds for half a minute
+        await asyncio.sleep(2)
+        await one.client.send("cancel", **({"request_id": request_id} if named else {}))
+        await one.client.barrier()
+        begin = now()
+        await one.result(call)
+        at, _ = await one.telling()
+        assert at - begin == pytest.approx(PAUSE_SEC, abs=JUST)
+
+
 async def test_interrupted_before_anything_was_heard_it_is_told_again() -> None:
     engine = Talker()
     async with talk(engine, **TURNS) as one:
