@@ -152,6 +152,8 @@ class Conversation:
     draining = False
     #: Whether the client has given content that is not in the stream.
     given = False
+    #: Whether the user is pressing keys of a telephone, which will be a turn.
+    enters_keys = False
     _rules_to_follow: ConfigurationRules | None = None
 
     def __init__(
@@ -736,6 +738,11 @@ class Conversation:
     def note_given(self) -> None:
         """Note that the client has given content outside the input stream: Realtime items, or telephone keys."""
         self.given = True
+
+    def note_keys(self, entered: bool) -> None:
+        """Note that the user presses keys, or that the entry is complete. Nobody is silent meanwhile."""
+        self.enters_keys = entered
+        self.unasked.note_quiet(self._now())
 
     def respond(
         self,

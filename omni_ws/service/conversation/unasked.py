@@ -111,7 +111,7 @@ class Unasked:
         receiving = conversation.receiving
         due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
         spoken = conversation.spoken
-        speaking = spoken.current is not None
+        speaking = spoken.current is not None or conversation.enters_keys
         (summaries.disturb if due or speaking else summaries.note_quiet)(conversation)
         if due or speaking:
             by_user = any(
