@@ -474,8 +474,10 @@ class RealtimeDialect(SessionDialect):
         }
         if turn.answered:
             self._feed()
-        elif self._session.interrupts_answers and (response := self._find_response()) is not None:
-            self._conversation.cancel(response.request_id)
+        elif self._session.interrupts_answers:
+            self._conversation.ledger.silence(self._now())  # a response that is done may still be played
+            if (response := self._find_response()) is not None:
+                self._conversation.cancel(response.request_id)
 
     def _speech_stopped(self, audio_ms: int) -> Iterator[Event]:
         turn, self._speaking = self._speaking, None
