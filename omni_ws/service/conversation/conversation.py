@@ -414,6 +414,12 @@ class Conversation:
         if begun is not None:
             self.observed.timeline.played(begun, now - played_ms / 1000)
 
+    def silence(self) -> None:
+        """Note that the client plays nothing more of the answers that were sent."""
+        if self.is_playing:
+            self.ledger.silence(self._now())
+            self.unasked.note_quiet(self._now())
+
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
 

@@ -432,6 +432,7 @@ class RealtimeDialect(SessionDialect):
 
     def _clear_output(self) -> None:
         response = self._find_response()
+        self._conversation.silence()
         if response is not None:
             response.cancel()
             self._conversation.cancel(response.request_id)
@@ -475,7 +476,7 @@ class RealtimeDialect(SessionDialect):
         if turn.answered:
             self._feed()
         elif self._session.interrupts_answers:
-            self._conversation.ledger.silence(self._now())  # a response that is done may still be played
+            self._conversation.silence()  # a response that is done may still be played
             if (response := self._find_response()) is not None:
                 self._conversation.cancel(response.request_id)
 
