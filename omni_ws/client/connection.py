@@ -63,6 +63,7 @@ def websocket_url(url: str) -> str:
         parts = urlsplit(url if "://" in url else f"ws://{url}")
         port = parts.port
         (parts.hostname or "").encode("idna")  # as a name is resolved
+        url.encode()  # a command line has surrogates in place of bytes that are not UTF-8
     except ValueError:
         raise refusal from None
     scheme = _SCHEMES.get(parts.scheme)

@@ -269,6 +269,8 @@ MAX_SPEECH_BYTES: Final = 16 << 20
 #: The memory that the place of a request, its ref, and the id of a call take.
 _PLACE_BYTES: Final = 256
 _REF_BYTES: Final = 512
+#: The beginning of the ids under which the server places messages of its own between requests.
+PLACED: Final = "item_"
 #: The roles that a message may have.
 ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 #: The place of messages that belong to no request: those of an HTTP body, which precede all requests.
@@ -721,7 +723,8 @@ class HistoryItems:
     def truncate(self, request_id: str) -> int:
         """Drop the items of a request and of all later ones; return how many requests were dropped.
 
-        Requests that the user sent without an answer between them form one message, and are dropped together.
+        Messages of the server's own (PLACED) are dropped with them, and not counted. Requests that the user sent
+        without an answer between them form one message, and are dropped together.
 
         Idempotent: returns 0 for a request that an earlier truncation dropped. Raises InvalidValue for any other id
         that is unknown, or no longer remembered.
@@ -739,7 +742,7 @@ class HistoryItems:
         keep_newest(self._truncated, MAX_REQUESTS)
         self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
         self._seek()
-        return len(dropped)
+        return sum(not known.startswith(PLACED) for known in dropped)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
         """Drop the items in ``roles`` of these requests. An id may also be that of an item that a client sent."""

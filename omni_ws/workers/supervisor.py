@@ -263,7 +263,8 @@ class Supervisor:
             case MessageKind.PASS_ON:
                 self._pass_on(member, message)
             case MessageKind.QUESTION:
-                others = [one for one in self._members if one.listening and one.is_alive and one is not member]
+                # Looked at as the question is asked: who listens from then on is told by ``tell``.
+                others = (one for one in self._members if one.listening and one.is_alive and one is not member)
                 self._spawn(self._questions.ask(member, message.number, message.payload, others))
             case MessageKind.REPLY:
                 self._questions.answered(message.number, message.payload)

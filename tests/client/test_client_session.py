@@ -222,7 +222,10 @@ async def test_messages_do_not_tell_the_resume_token(answer: str) -> None:
     assert "secret" not in str(failure.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "ws://127.0.0.1:65536", "ws://127.0.0.1:0", "ws://[::1", "ws://"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://127.0.0.1/", "ws://127.0.0.1:65536", "ws://127.0.0.1:0", "ws://[::1", "ws://", "ws://127.0.0.1/\udcff"],
+)
 async def test_not_a_url(url: str) -> None:
     with pytest.raises(InvalidValue, match=re.escape(f"not a WebSocket URL: {url}")):
         async with connect(url):

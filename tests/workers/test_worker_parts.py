@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.exhausted import no_more_files
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
 from omni_ws.metrics import Metrics, rendered
-from omni_ws.service.sessions.shared_counts import WorkerRow
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET, WorkerRow
 from omni_ws.workers.supervisor import Member, Supervisor
 from omni_ws.workers.worker import (
     Family,
@@ -212,6 +215,29 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_while_its_seat_is_
     supervisor = _FailingStarts(3, meanwhile)
     await supervisor._start_again(supervisor.dead)
     assert supervisor.left == left
+    await supervisor._close()
+
+
+async def test_a_worker_that_begins_to_listen_as_a_question_is_asked_learns_it_too() -> None:
+    supervisor = _FailingStarts(1, lambda supervisor: None)
+    asker, late = supervisor.dead, supervisor.successor
+    supervisor._members += [asker, late]
+    asker.listens()
+    told: asyncio.Queue[WorkerMessage] = asyncio.Queue()
+    ends: list[ProcessChannel] = []
+    for member in (asker, late):
+        ours, theirs = socket.socketpair()
+        member.channel = ProcessChannel(ours, received=lambda message: None, closed=lambda: None)
+        ends += [ProcessChannel(theirs, received=told.put_nowait, closed=lambda: None), member.channel]
+    secret = (KNOW_SECRET, (time.time() + 60, "digest", "secret"))
+    supervisor._receive(asker, WorkerMessage(MessageKind.QUESTION, 1, pickle.dumps(secret)))
+    supervisor._receive(late, WorkerMessage(MessageKind.LISTENING))
+    message = await asyncio.wait_for(told.get(), PATIENCE_SEC)
+    assert (message.kind, pickle.loads(message.payload)) == (MessageKind.ASKED, secret)
+    supervisor._receive(late, WorkerMessage(MessageKind.REPLY, message.number, pickle.dumps(None)))
+    assert (await asyncio.wait_for(told.get(), PATIENCE_SEC)).kind is MessageKind.ANSWERS
+    for end in ends:
+        end.close()
     await supervisor._close()
 
 

@@ -291,6 +291,8 @@ def plural_of(digits: str) -> str:
 _TIMED: Final = one_of(("Eastern", "Central", "Mountain", "Pacific", *WEEKDAYS.values()))
 GOING_ON: Final = rf" (?:[A-Z]{{2,}}\b|(?:{_TIMED})\b|(?ai:{one_of(ABBREVIATIONS)}))"
 _GOES_ON: Final = re.compile(GOING_ON)
+#: Words with a capital that are no part of a name: behind initials, they begin a sentence.
+_BEGINS_SENTENCE: Final = re.compile(r" (?:I|He|She|It|We|You|They|The|This|That|These|Those|There|But)\b")
 
 #: The rules, in the order in which they are applied.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
@@ -354,7 +356,7 @@ _MAGNITUDES: Final = one_of(MAGNITUDES)
 #: title, an operator.
 _WAITS: Final = re.compile(
     rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|ft|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|\d['’′″]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
-    rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
+    rf"|^(?:--?-?|\(*[-−][a-z]|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
     rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]{{1,2}}|\b(?:{one_of(MONTH_NAMES)}|{one_of(TITLES)})\.)$"
 )
 _UNITS_WITH_STOP: Final = frozenset((*UNITS, "in"))
@@ -805,8 +807,8 @@ def _street(match: re.Match[str]) -> str:
 
 
 def _initials(match: re.Match[str]) -> str:
-    letters = match[0].replace(".", " ").strip()
-    return letters if match.string[match.end() :] else f"{letters}."
+    letters, behind = match[0].replace(".", " ").strip(), match.string[match.end() :]
+    return letters if behind and _BEGINS_SENTENCE.match(behind) is None else f"{letters}."
 
 
 def _before_number(match: re.Match[str]) -> str:
@@ -925,6 +927,8 @@ _RULES: Final = _rules(
     # Ranges and signs of numbers.
     (rf"(?<=\d)[~〜～](?=\d)|(?<=\d) - (?=\d+(?:\.\d+)?(?: ?(?:{_UNITS}|%)| {_LASTING})(?!\w))", " to ", "~〜～-"),
     (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus ", "-−"),
+    # "-b ± …" and "= -b", but neither the ending "-y" nor the option "-l".
+    (r"(?<![\w)\].^}-])[-−](?=[a-z](?:[\^²³]|/\d| (?:[+±=*/×÷−]|- )))|(?<== )[-−](?=[a-z]\b)", "minus ", "-−"),
     (r"(?:(?<=\^\d)|(?<=[²³])|(?<=\d[xyzn]))[-−](?=\d+[a-z]{0,2}(?![\w-]))", " minus ", "-−"),
     (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to ", "-–"),
     (

@@ -152,6 +152,8 @@ class Conversation:
     draining = False
     #: Whether the client has given content that is not in the stream.
     given = False
+    #: Whether the user is pressing keys of a telephone, which will be a turn.
+    enters_keys = False
     _rules_to_follow: ConfigurationRules | None = None
 
     def __init__(
@@ -365,6 +367,12 @@ class Conversation:
         If the request whose input is open is cancelled, all input that has arrived before the cancel is dropped, even
         if it still waits to be put in order.
         """
+        sounded = self.is_playing
+        self._cancel(request_id)
+        if sounded:  # the silence begins now, and not where the playback would have ended
+            self.unasked.note_quiet(self._now())
+
+    def _cancel(self, request_id: str | None) -> None:
         if request_id is None:
             self.spoken.dismiss(rest_untold=True)
         receiving = self.receiving
@@ -406,15 +414,23 @@ class Conversation:
         if begun is not None:
             self.observed.timeline.played(begun, now - played_ms / 1000)
 
+    def silence(self) -> None:
+        """Note that the client plays nothing more of the answers that were sent."""
+        if self.is_playing:
+            self.ledger.silence(self._now())
+            self.unasked.note_quiet(self._now())
+
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
 
         Returns the text that the user heard; None if the answer has not ended, or is no longer known.
         """
-        entry = self.ledger.find(request_id)
+        entry, sounded = self.ledger.find(request_id), self.is_playing
         if entry is None:
             return None
         self.ledger.cut(entry, self._now(), at_ms=heard_ms)
+        if sounded:
+            self.unasked.note_quiet(self._now())
         return self.ledger.heard_text(entry) if entry.finished else None
 
     def truncate_history(self, request_id: str) -> int:
@@ -728,6 +744,11 @@ class Conversation:
     def note_given(self) -> None:
         """Note that the client has given content outside the input stream: Realtime items, or telephone keys."""
         self.given = True
+
+    def note_keys(self, entered: bool) -> None:
+        """Note that the user presses keys, or that the entry is complete. Nobody is silent meanwhile."""
+        self.enters_keys = entered
+        self.unasked.note_quiet(self._now())
 
     def respond(
         self,

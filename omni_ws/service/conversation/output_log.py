@@ -360,6 +360,11 @@ class OutputLog:
             if not room.done():
                 room.set_result(looks)
 
+    @property
+    def next(self) -> ServerMessage | None:
+        """The message that ``take`` would return now."""
+        return self._messages[0][0] if self.ready else None
+
     def take(self) -> ServerMessage | None:
         """Remove and return the next message that waits; None if none may be taken. A log that keeps messages keeps it.
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
-from omni_ws.core.history import Message
+from omni_ws.core.history import PLACED, Message
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import keep_newest
 from omni_ws.core.reorder import StreamEvent, TextRefused
 from omni_ws.core.request_input import InputState, RequestInput
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict
+from omni_ws.service import new_id
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.mcp import (
     CallKeeper,
@@ -285,7 +286,7 @@ class ServerResults(CallKeeper):
             conversation.respond(chunks, conversation.configuration.effective, results_wait=not single)
             return
         for call in calls:
-            ledger.place([Message("tool", call.result, tool_call_id=call.call_id)], item_id=call.call_id)
+            ledger.place([Message("tool", call.result, tool_call_id=call.call_id)], item_id=new_id(PLACED))
         ledger.weigh()
         request = conversation.receiving
         if request is not None and request.session.only_results and conversation.unasked.no_results_awaited(beside):

@@ -27,7 +27,7 @@ from omni_ws.core.chunks import (
     Task,
     ToolCall,
 )
-from omni_ws.core.history import Message
+from omni_ws.core.history import PLACED, Message
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.core.quota import Share, keep_newest
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest
@@ -111,7 +111,7 @@ class Unasked:
         receiving = conversation.receiving
         due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
         spoken = conversation.spoken
-        speaking = spoken.current is not None
+        speaking = spoken.current is not None or conversation.enters_keys
         (summaries.disturb if due or speaking else summaries.note_quiet)(conversation)
         if due or speaking:
             by_user = any(
@@ -757,7 +757,7 @@ class Tellings:
 
     def know(self, text: str, role: str = "user") -> None:
         """Put a message that belongs to no request into the history."""
-        self._conversation.ledger.place([Message(role, text)], item_id=new_id("item_"))
+        self._conversation.ledger.place([Message(role, text)], item_id=new_id(PLACED))
         self._conversation.ledger.weigh()
 
     def close(self) -> None:
@@ -787,7 +787,7 @@ class Tellings:
             self._titles[call.id] = f"{call.name}({shown})"
             self._results.work(call.id)
             working = Message("tool", WORKING, tool_call_id=call.id)
-            self._conversation.ledger.place([working], item_id=new_id("item_"))
+            self._conversation.ledger.place([working], item_id=new_id(PLACED))
         keep_newest(self._titles, MAX_CALLS)
         return found
 
@@ -812,8 +812,10 @@ class Tellings:
                 one.stop(False)
         if since is None:
             self._due = None
-        elif self._due is None or since > now:  # it is longer ago otherwise
+        elif self._due is None or since > now:
             self._due = since + PAUSE_SEC
+        else:  # it may be longer ago; if not, a playback was cut off
+            self._due = min(self._due, now + PAUSE_SEC)
 
     def cancelled(self, request_id: str | None, named: Request | None) -> None:
         """Note a client's cancel before it takes effect: a telling that it stops waits for the user's next turn.

@@ -557,7 +557,7 @@ class RealtimeResponse:
         self._add = add
         #: The id of the item before each own item in the conversation, by item id.
         self._previous: dict[str, str | None] = {}
-        self._cancel_reason = "turn_detected"
+        self._cancel_reason: str | None = "turn_detected"
         self._config = config
         self._metadata = metadata
         self._speaks = "audio" in config.modalities
@@ -678,12 +678,15 @@ class RealtimeResponse:
 
     # the end
 
-    def finish(self, final: FinalChunk, error: OmniError | None) -> Iterator[Event]:
+    def finish(self, final: FinalChunk, error: OmniError | None, *, cut_off: bool = False) -> Iterator[Event]:
         """Render the end of the response: the last events of its items, then ``response.done``.
 
+        ``cut_off``: the session ends before the answer does, which then has no reason: nobody has interrupted it.
         If the response ``waits`` for calls of MCP tools, the last events of these calls and ``response.done`` are
         rendered later, by ``call_over`` and ``done``.
         """
+        if cut_off and self._cancel_reason == "turn_detected":
+            self._cancel_reason = None
         status, reason = _STATUS[final.finish_reason], "max_output_tokens"
         if CONTENT_FILTER in final.foreign_reasons:
             status, reason = "incomplete", CONTENT_FILTER
@@ -764,7 +767,7 @@ class RealtimeResponse:
     def _details(self, status: str, reason: str, error: OmniError | None) -> dict[str, Any] | None:
         match status:
             case "cancelled":
-                return {"type": "cancelled", "reason": self._cancel_reason}
+                return {"type": "cancelled", **({"reason": self._cancel_reason} if self._cancel_reason else {})}
             case "incomplete":
                 return {"type": "incomplete", "reason": reason}
             case "failed" if error is not None:

@@ -865,8 +865,8 @@ class ResponsesDelegations(Delegations):
         left = [len(item.text) for item in kept]
         self._buffered = len(left)
         self._share.resize(min(self._share.size, sum(left)))
-        for one in ready:
-            del self._waiting[one.response_id]
+        for one in ready:  # the first may open a new chat, and then none waits any more
+            self._waiting.pop(one.response_id, None)
             self._ask(as_input(item for item in one.calls.values() if item is not None), one.delegation_id)
         if messages:
             self._ask(as_input(messages), None)

@@ -432,6 +432,7 @@ class RealtimeDialect(SessionDialect):
 
     def _clear_output(self) -> None:
         response = self._find_response()
+        self._conversation.silence()
         if response is not None:
             response.cancel()
             self._conversation.cancel(response.request_id)
@@ -474,8 +475,10 @@ class RealtimeDialect(SessionDialect):
         }
         if turn.answered:
             self._feed()
-        elif self._session.interrupts_answers and (response := self._find_response()) is not None:
-            self._conversation.cancel(response.request_id)
+        elif self._session.interrupts_answers:
+            self._conversation.silence()  # a response that is done may still be played
+            if (response := self._find_response()) is not None:
+                self._conversation.cancel(response.request_id)
 
     def _speech_stopped(self, audio_ms: int) -> Iterator[Event]:
         turn, self._speaking = self._speaking, None
@@ -562,12 +565,11 @@ class RealtimeDialect(SessionDialect):
 
     def _create_item(self, fields: Mapping[str, Any], event: Mapping[str, Any]) -> None:
         if fields.get("type") == "mcp_approval_response":
-            self._mcp.approve(optional_id(fields.get("id"), "item.id") or new_id("item_"), fields)
+            self._mcp.approve(self._unused(optional_id(fields.get("id"), "item.id") or new_id("item_")), fields)
             return
         after = self._items.place_of(optional_id(event.get("previous_item_id"), "previous_item_id"))
         item = read_item(fields, new_id("item_"))
-        if self._items.get(item.item_id) is not None:
-            raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
+        self._unused(item.item_id)
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
         if item.kind == "function_call_output" and self._conversation.unasked.takes(item.chunks[0]):
@@ -579,6 +581,12 @@ class RealtimeDialect(SessionDialect):
         self._send([{**added, **warnings}, item_event("done", item, previous=previous)])
         if self._speaking is not None and self._speaking.answered and not self._speaking.committed:
             self._feed()
+
+    def _unused(self, item_id: str) -> str:
+        """Return ``item_id``. Raises RealtimeRefusal if there is an item of this id."""
+        if self._items.get(item_id) is not None:
+            raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
+        return item_id
 
     def _feed(self) -> None:
         """Feed the images of pending items to the engine, as part of the turn that is being spoken."""
@@ -807,7 +815,7 @@ class RealtimeDialect(SessionDialect):
         if not cut_off:
             self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
-            yield from response.finish(final, error)
+            yield from response.finish(final, error, cut_off=cut_off)
             self._items.have_grown(response.items)
             if response.waits:
                 yield from self._mcp.hold(response)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, OutputChunk, OutputModality
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service import unexpected
 from omni_ws.service.conversation.output_log import ServerMessage
@@ -157,10 +157,11 @@ class AudioSocketCall(PhoneCall):
         self._playout.clear()
 
     def _flush(self) -> None:
-        """Pass the messages of the outbox to the playout, as long as the playout has room."""
+        """Pass the messages of the outbox to the playout, as long as the playout has room for them."""
         self._flush_scheduled = False
-        while self._link.is_open and not self._playout.full and (message := self._take_message()) is not None:
-            self._playout.play(message)
+        while self._link.is_open and self._playout.takes(self._outbox.next):
+            if (message := self._take_message()) is not None:
+                self._playout.play(message)
         self._check_silent()
 
 
@@ -312,10 +313,10 @@ class PacedPlayout(Playout):
         #: The answer whose audio is being sent; None for other sound.
         self.playing: str | None = None
 
-    @property
-    def full(self) -> bool:
-        """Whether the playout has no room for more audio now."""
-        return self.waiting >= ROOM_BYTES
+    def takes(self, message: ServerMessage | None) -> bool:
+        """Return whether there is room for a message. One without sound never waits: the caller may interrupt by it."""
+        sounds = isinstance(message, OutputChunk) and message.modality is OutputModality.AUDIO
+        return message is not None and not (sounds and self.waiting >= ROOM_BYTES)
 
     def play(self, message: ServerMessage) -> None:
         """Queue the audio of one of the session's messages; drop what is queued if the message silences the answers."""

@@ -285,6 +285,7 @@ class PhoneCall(SoleConnection):
         self._end_pause()
         if key != END:
             self._keys += key
+            self._conversation.note_keys(True)
         if key == END or len(self._keys) == MAX_KEYS:
             self._keys_entered()
         else:
@@ -308,6 +309,7 @@ class PhoneCall(SoleConnection):
         if not keys or not self._listening:
             return
         conversation = self._conversation
+        conversation.note_keys(False)
         self._silence()
         text = InputChunk(Modality.TEXT, f"(On the telephone's keys: {' '.join(keys)})".encode())
         try:

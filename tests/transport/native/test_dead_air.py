@@ -356,6 +356,19 @@ async def test_whoever_answers_is_asked_again_only_after_the_next_silence() -> N
         assert at - answered == pytest.approx(20 + seconds_of("yes"), abs=0.5)
 
 
+async def test_the_silence_begins_where_a_cancel_has_stopped_the_playback() -> None:
+    async with conversation(Worker(), idle_prompt={"after_sec": 20}) as client:
+        await client.configure(max_lead_ms=None)
+        await client.say("word " * 60)
+        request_id = (await client.answer()).final["request_id"]  # which sounds for half a minute
+        await asyncio.sleep(2)
+        await client.send("cancel", request_id=request_id)
+        await client.barrier()
+        begin = now()
+        at, _ = await remark(client, why="idle")
+        assert at - begin == pytest.approx(20, abs=JUST)
+
+
 async def test_silence_in_front_of_an_open_microphone_is_silence() -> None:
     async with conversation(Worker(), idle_prompt={"after_sec": 2, "text": "Hello?"}, **TURNS) as client:
         begin = now()

@@ -46,13 +46,16 @@ async def test_functions_of_the_client_are_awaited(reference: McpUnderTest) -> N
     async with live_server(engine, realtime=allowed) as server, native_client(server) as client:
         await have_tools(client, look, reference.tool(allowed_tools=["add"]))
         await client.say('call look\ncall add {"a": 2, "b": 3}')
-        calls = [chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk]
+        made = await client.answer()
+        calls = [chunk["id"] for chunk in made.chunks if "id" in chunk]
         assert len(calls) == 2
         await client.chunk("seen", role="tool", tool_call_id=calls[0])
         told = (await client.answer()).text
         assert told == "seen"
         assert ("tool", "5") in [(one.role, one.text) for one in engine.requests[-1].history]
         assert len(engine.requests) == 2
+        await client.send("history_truncate", request_id=made.final["request_id"])
+        assert (await client.until("history_truncated"))["dropped_requests"] == 2  # what the server called is none
 
 
 async def test_a_client_does_not_give_the_result_of_the_servers_call(reference: McpUnderTest) -> None:

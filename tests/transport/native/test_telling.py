@@ -178,6 +178,16 @@ async def test_two_questions_are_answered_while_a_tool_works_for_twenty_seconds(
     assert "find({})" in engine.asked[-1]
 
 
+async def test_the_result_until_then_is_no_request_that_a_truncation_counts() -> None:
+    async with talk() as one:
+        await one.client.say("find it")
+        request_id = (await one.client.answer()).final["request_id"]
+        await one.client.say("how are you")
+        await one.client.answer()
+        await one.client.send("history_truncate", request_id=request_id)
+        assert (await one.client.until("history_truncated"))["dropped_requests"] == 2
+
+
 async def test_what_the_model_sees_of_a_tool_has_no_field_of_the_session() -> None:
     engine = Talker()
     async with talk(engine) as one:
@@ -233,6 +243,22 @@ async def test_a_result_that_comes_while_the_user_speaks_waits() -> None:
         await one.client.binary(quiet(2000))
         assert (await one.client.answer()).text == "you spoke"
         assert (await one.telling())[1].text == "found"
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_result_waits_no_longer_than_what_a_cancel_has_silenced(named: bool) -> None:
+    async with talk() as one:
+        (call,) = await one.ask()
+        await one.client.configure(max_lead_ms=None)
+        await one.client.say("word " * 60)
+        request_id = (await one.client.answer()).final["request_id"]  # which sounds for half a minute
+        await asyncio.sleep(2)
+        await one.client.send("cancel", **({"request_id": request_id} if named else {}))
+        await one.client.barrier()
+        begin = now()
+        await one.result(call)
+        at, _ = await one.telling()
+        assert at - begin == pytest.approx(PAUSE_SEC, abs=JUST)
 
 
 async def test_interrupted_before_anything_was_heard_it_is_told_again() -> None:

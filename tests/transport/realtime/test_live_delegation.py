@@ -30,6 +30,8 @@ from support.scripted_upstream import (
     upstream,
 )
 
+from omni_ws.engine.remote.engine import Backend
+from omni_ws.errors import EngineFailed
 from omni_ws.transport.realtime.live_parts import (
     FAILED,
     INSTRUCTIONS,
@@ -275,6 +277,28 @@ async def test_a_server_that_is_away_fails_the_work_and_is_asked_again() -> None
         one.llm.models_answer, one.llm.health = None, 200
         await one.client.speak()
         await one.client.until_said("In Lisbon.")
+
+
+async def test_outputs_for_two_responses_come_after_their_chat_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = [calls("call_a"), calls("call_b"), says("A is here."), says("B is here.")]
+    async with session("parcel a", "and parcel b", "and parcel c", script=script) as one:
+        for _ in range(2):
+            await one.client.speak()
+            await one.nested("response.completed")
+        with monkeypatch.context() as dying:
+            dying.setattr(Backend, "generate", dies)
+            await one.client.speak()
+            await one.nested("response.failed")
+        await one.client.until_said(FAILED)
+        await one.output("call_a")
+        await one.output("call_b")
+        await one.client.send("response.create")
+        await one.client.until_said("A is here.")
+        await one.client.until_said("B is here.")
+
+
+async def dies(*_: Any) -> None:
+    raise EngineFailed("it is gone", fatal=True)
 
 
 async def test_tools_change_while_the_session_runs() -> None:

@@ -17,6 +17,8 @@ from websockets.exceptions import InvalidStatus
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.errors import ShuttingDown
+from omni_ws.transport.realtime.session import Realtime
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame"), max_sessions=1),)
 BROWSER = ("realtime", "openai-insecure-api-key.sesame", "openai-agents-sdk.1.0")
@@ -100,6 +102,18 @@ async def test_a_drain_finishes_the_response_and_closes_with_1012() -> None:
         assert (await client.closed())[0] == 1012
         assert client.received[-1]["error"]["code"] == "shutting_down"
         await draining
+
+
+@pytest.mark.virtual_clock
+async def test_nobody_has_interrupted_a_response_that_a_shutdown_cuts_off() -> None:
+    engine = ScriptedEngine([TextOutput("one "), lambda: asyncio.Event().wait()])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        await client.say("hello")
+        await client.send("response.create")
+        await client.until("response.output_audio_transcript.delta")
+        server.front_end(Realtime).end_all(ShuttingDown("the server is shutting down"))
+        response = await client.response()
+        assert (response["status"], response["status_details"]) == ("cancelled", {"type": "cancelled"})
 
 
 @pytest.mark.virtual_clock

@@ -172,6 +172,8 @@ async def test_a_call_that_is_not_approved_is_not_made(reference: McpUnderTest) 
         answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": False}
         error = await failed(client, "conversation.item.create", item={**answer, "approval_request_id": "mcpr_no"})
         assert error["param"] == "item.approval_request_id"
+        error = await failed(client, "conversation.item.create", item={**answer, "id": asked["id"]})
+        assert (error["code"], error["param"]) == ("item_create_duplicate_item_id", "item.id")
         await client.send("conversation.item.create", item={**answer, "id": "mine", "reason": "too dear"})
         assert (await client.until("conversation.item.done"))["item"]["id"] == "mine"
         assert "did not approve the call: too dear" in text_of(await client.response())

@@ -154,6 +154,32 @@ async def test_a_turn_without_a_response_is_transcribed_and_answered_on_request(
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize("creates", [True, False])
+@pytest.mark.parametrize("clears", [True, False])
+async def test_of_a_response_that_is_done_and_stopped_the_history_has_what_was_heard(
+    creates: bool, clears: bool
+) -> None:
+    words = tuple(Word(f"word{n}", 100 * n, 100 * n + 100) for n in range(50))
+    sound = AudioOutput(np.full(5 * 24_000, 0.25, np.float32), 24_000, words=words)
+    engine = CapableEngine([TranscriptOutput("go"), TextOutput(" ".join(word.text for word in words)), sound])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        detection = {"type": "server_vad", "create_response": creates}
+        await client.update(audio={"input": {"turn_detection": detection}})
+        await client.say("hello")
+        assert (await client.respond())["status"] == "completed"
+        await asyncio.sleep(2)
+        if clears:
+            await client.send("output_audio_buffer.clear")
+            await asyncio.sleep(10)
+        await speak(client)
+        if not creates:
+            await client.until("conversation.item.input_audio_transcription.completed")
+            await client.send("response.create")
+        await client.response()
+        assert engine.requests[-1].history[1].text == " ".join(word.text for word in words[:20])
+
+
+@pytest.mark.virtual_clock
 @pytest.mark.parametrize(
     ("query", "kind"),
     [

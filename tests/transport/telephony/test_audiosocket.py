@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from functools import partial
@@ -111,6 +112,22 @@ async def test_speech_silences_the_answer_and_the_history_keeps_what_was_heard()
         words = history[1].text.split()
         assert words == [f"word{number}" for number in range(len(words))]
         assert 10 <= len(words) <= 12
+
+
+@pytest.mark.virtual_clock
+async def test_speech_silences_a_piece_that_is_longer_than_what_the_playout_holds() -> None:
+    engine = ScriptedEngine([TextOutput("Once."), AudioOutput(np.full(10 * 24_000, 0.25, np.float32), 24_000)])
+    async with live_server(engine, **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(1000)
+        engine.script = (lambda: asyncio.Event().wait(),)
+        await call.speak(quiet(96) + loud(960) + quiet(640))
+        await server.until(lambda: len(engine.requests) == 2)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5):  # before the sound of thinking
+                await call.hear(1000)
+        assert len(call.heard) < 16 * 1100
 
 
 @pytest.mark.virtual_clock

@@ -200,6 +200,22 @@ async def test_keys_are_a_turn(pressed: str, entered: list[str]) -> None:
 
 
 @pytest.mark.virtual_clock
+async def test_who_presses_keys_is_not_asked_whether_anybody_is_there() -> None:
+    engine, idle = ScriptedEngine(talk(1)), {"idle_prompt_sec": 10, "idle_close_sec": 5}
+    async with (
+        live_server(engine, streaming_input=idle, **ON) as server,
+        phone_gateway(inline(server)) as gateway,
+    ):
+        await gateway.start()
+        for key in "1234567890123456":
+            await press(gateway, key)
+            await asyncio.sleep(1.5)
+        await press(gateway, "#")
+        await gateway.end_of_answer()
+        assert [request.task for request in engine.requests] == [Task.CHAT]
+
+
+@pytest.mark.virtual_clock
 async def test_keys_interrupt_the_answer_and_a_call_that_ends_forgets_them() -> None:
     engine = ScriptedEngine(talk(20))
     async with live_server(engine, **ON) as server, phone_gateway(inline(server), returns_marks=False) as gateway:
