@@ -8,6 +8,7 @@ collects the turns, with their texts and times, from the session's frames.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from bisect import bisect_right
 from codecs import getincrementaldecoder
@@ -226,7 +227,8 @@ class Story:
             turn.name(turn_id, self._speech.pop(turn_id, (None, None)), self._stopped.pop(turn_id, None))
 
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
-        if (turn := self._turn(at, frame.get("request_id"))) is not None:
+        turn = self._turn(at, frame.get("request_id"))
+        if turn is not None and turn.started_at is None:  # a resume sends frames again
             turn.start(at, frame, typed=self._typed, input_from_ms=self._input_from_ms)
             self._typed = ""
             self._named(turn, frame)
@@ -508,6 +510,8 @@ class CallReading:
         self.input_ends: list[InputEnd] = []
         #: Of typed text in binary frames, one of which may end within a character.
         self._typed = getincrementaldecoder("utf-8")("replace")
+        #: The numbers of chunks with typed text: a client may send one again.
+        self._typed_numbers: set[int] = set()
         self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
@@ -616,7 +620,7 @@ class CallReading:
             self._last_chunk = max(self._last_chunk, number)
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
-            elif kind == KIND_INPUT and modality == _TEXT:
+            elif kind == KIND_INPUT and modality == _TEXT and self._is_typed(number):
                 self.story.type(self._typed.decode(event.binary[HEADER.size :]))
             if flags & FLAG_END:
                 self._input_over(event.at)
@@ -651,7 +655,8 @@ class CallReading:
         if fields.get("tool_call_id") is not None:
             return  # the result of a tool, which the user has not typed
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
-            self.story.type(text)
+            if self._is_typed(number):
+                self.story.type(text)
         elif fields.get("modality") == "audio" and isinstance(number, int) and 0 <= number <= MAX_SEQUENCE_ID:
             audio = self._input
             if isinstance(name := fields.get("format"), str):
@@ -660,6 +665,14 @@ class CallReading:
                 except OmniError:
                     return
             self._hear(line, audio, sound_in(event, fields), number)
+
+    def _is_typed(self, number: object) -> bool:
+        """Return whether the chunk of this number, which has text, is new; True for what is no number."""
+        if not isinstance(number, int):
+            return True
+        is_new = number not in self._typed_numbers
+        self._typed_numbers.add(number)
+        return is_new
 
     def _native_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -834,8 +847,10 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
 #: Characters of the first words that are kept, and calls that are remembered.
 MAX_LETTERS: Final = 160
 _REMEMBERED: Final = 2048
-#: The bytes that mark a line with a turn, with a transcript, and with typed text: frames are JSON within JSON.
+#: The bytes that mark a line with a turn, its request, a line with a transcript, and one with typed text: frames are
+#: JSON within JSON.
 _TURN: Final = b'\\"response_started\\"'
+_REQUEST: Final = re.compile(rb'\\"request_id\\":\\"([^"\\]+)\\"')
 _SAID: Final = b'\\"transcript\\"'
 _TYPED: Final = (b'\\"input_chunk\\"', b'\\"text\\"')
 
@@ -853,19 +868,21 @@ def glance(path: Path, size: int) -> Glance:
 
     Only lines with words are decoded; most of the file is sound.
     """
-    words, turns, read = None, 0, 0
+    words, read = None, 0
+    turns: set[bytes] = set()  # a resume sends frames again
     try:
         with path.open("rb", buffering=1 << 20) as file:
             for line in raw_lines(file):
                 read += len(line)
                 if read > size:
                     break
-                turns += _TURN in line
+                if _TURN in line and (found := _REQUEST.search(line)):
+                    turns.add(found[1])
                 if words is None and (_SAID in line or all(part in line for part in _TYPED)):
                     words = _words(line)
     except OSError:
         return Glance(None, 0)
-    return Glance(words, turns)
+    return Glance(words, len(turns))
 
 
 def _words(line: bytes) -> str | None:

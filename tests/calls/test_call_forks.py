@@ -231,3 +231,25 @@ async def test_only_operators_fork_calls_and_no_other_page(tmp_path: Path) -> No
 async def test_where_nothing_is_recorded_nothing_is_forked() -> None:
     async with live_server(KeepingEngine()) as server:
         assert (await fork(server, "sess_made", {"turn": 1})).status == 404
+
+
+async def test_what_a_resume_repeats_takes_no_question_away(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    async with live_server(KeepingEngine(), record=folder, streaming_input={"resume_grace_sec": 30}) as server:
+        async with native_client(server) as client:
+            await client.say("My name is Ada.")
+            await client.until("response_started")
+            client.gone()
+        token = f"?session_id={client.created['session_id']}&resume_token={client.created['resume_token']}"
+        async with native_client(server, query=f"{token}&last_output=-1", greeted=False) as again:
+            assert await again.until("response_started")  # once more
+            again.next_sequence_id = client.next_sequence_id
+            await again.say("My name is Ada.", number=0)  # which is harmless
+            await again.answer()
+            await again.connection.close()
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        assert (entry["turns"], entry["first_words"]) == (1, "My name is Ada.")
+        [turn] = (await described(server, entry["id"]))["turns"]
+        assert turn["user"]["text"] == "My name is Ada."
+        await forked(server, entry["id"], {"turn": 1})
