@@ -5,7 +5,7 @@ Only calls over the native WebSocket can be forked: their recordings have the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from omni_ws.wire.openai_requests import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
 )
-from omni_ws.wire.recording import HeaderLine, ReceivedLine
+from omni_ws.wire.recording import HeaderLine, ReceivedLine, SentLine
 from omni_ws.wire.session_config import is_mcp, merge
 
 #: The sound of the user's turn: samples a second of pcm16. That of answers.
@@ -95,6 +95,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
     stories = [*reading.story.turns.values()]
     told = stories[number - 1]
     sent = _Sent(reading, told, since=stories[number - 2].opened_at if number > 1 else -1.0)
+    dropped = _dropped(stories[: number - 1], sent.truncations)
     span = _span(reading, told)
     if span is not None and span[1] - span[0] > MAX_SPOKEN_SEC * 1000:
         raise UnsupportedParameter(f"turn {number} is longer than {MAX_SPOKEN_SEC} s", param="turn")
@@ -106,7 +107,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
         raise UnsupportedParameter(f"turn {number} has no input of the user: it has nothing to answer", param="turn")
     return ForkPoint(
         config=_config(merge(sent.config, changes or {})),
-        history=_history(turns[: number - 1], sent),
+        history=_history([turn for turn in turns[: number - 1] if turn["request_id"] not in dropped], sent),
         text=told.typed,
         sound=sound,
         turn=turn,
@@ -115,7 +116,10 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
 
 
 class _Sent:
-    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures."""
+    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures.
+
+    And what the client had dropped of the history by then.
+    """
 
     def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
         """Read the messages. ``since`` is when the turn before ``turn`` opened, in ms of the call."""
@@ -125,8 +129,12 @@ class _Sent:
         self.given: list[dict[str, Any]] = []
         self.results: dict[str, str] = {}
         self.pictures = False
+        #: Times of truncations of the history, and the request from which on each dropped the history.
+        self.truncations: list[tuple[float, str]] = []
         for line in reading.lines:
             event = line.event
+            if isinstance(event, SentLine) and event.at <= turn.opened_at and "history_truncated" in (event.text or ""):
+                self._truncated(event.at, parsed(event))
             if not isinstance(event, ReceivedLine):
                 continue
             binary = event.binary or b""
@@ -141,12 +149,26 @@ class _Sent:
                 case "input_chunk":
                     self._chunk(frame, event.at, turn)
 
+    def _truncated(self, at: float, frame: Mapping[str, Any]) -> None:
+        if frame.get("type") == "history_truncated" and isinstance(request_id := frame.get("request_id"), str):
+            self.truncations.append((at, request_id))
+
     def _chunk(self, frame: Mapping[str, Any], at: float, turn: CallTurn) -> None:
         call_id, text = frame.get("tool_call_id"), frame.get("text")
         if isinstance(call_id, str) and isinstance(text, str):
             self.results[call_id] = self.results.get(call_id, "") + text
         elif frame.get("modality") in _PICTURES and self._since < at <= turn.opened_at:
             self.pictures = True
+
+
+def _dropped(turns: Sequence[CallTurn], truncations: Sequence[tuple[float, str]]) -> set[str]:
+    """Return the requests among ``turns`` that the client has dropped from the history, by ``history_truncate``."""
+    dropped: set[str] = set()
+    for at, request_id in truncations:
+        known = [turn.request_id for turn in turns if turn.opened_at <= at]
+        if request_id in known and request_id not in dropped:  # what an earlier one dropped takes no later ones along
+            dropped.update(known[known.index(request_id) :])
+    return dropped
 
 
 def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:

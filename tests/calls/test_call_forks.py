@@ -253,3 +253,29 @@ async def test_what_a_resume_repeats_takes_no_question_away(tmp_path: Path) -> N
         [turn] = (await described(server, entry["id"]))["turns"]
         assert turn["user"]["text"] == "My name is Ada."
         await forked(server, entry["id"], {"turn": 1})
+
+
+async def test_what_was_dropped_from_the_history_is_not_in_that_of_a_fork(tmp_path: Path) -> None:
+    folder, engine = tmp_path / "calls", KeepingEngine()
+    async with live_server(engine, record=folder) as server:
+        async with native_client(server) as client:
+            for question in ("My name is Ada.", "My nmae is Eve.", "And now?"):
+                await client.say(question)
+                await client.answer()
+            dropped = client.guarantees.finished[1]
+            for _ in range(2):  # repeated, it drops nothing more
+                await client.send("history_truncate", request_id=dropped)
+                await client.until("history_truncated")
+            await client.say("My name is Eve.")
+            await client.answer()
+            await client.send("history_truncate", request_id=dropped)
+            await client.until("history_truncated")
+            await client.say("And now?")
+            await client.answer()
+        wanted = [one.text for one in engine.requests[-1].history if one.role == "user"]
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        assert wanted == ["My name is Ada.", "My name is Eve."]
+        for turn, questions in ((5, wanted), (3, ["My name is Ada.", "My nmae is Eve."])):  # which was still there
+            await forked(server, entry["id"], {"turn": turn})
+            assert [one.text for one in engine.requests[-1].history if one.role == "user"] == questions
