@@ -148,3 +148,33 @@ async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into() -> No
         await demo.in_state("listening")  # who begins anew is heard
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")
+
+
+async def test_the_screen_may_go_dark_once_nobody_is_listened_to(server: LiveServer) -> None:
+    """However long the browser takes to keep it lit."""
+    slow = """window.locks = [];
+    const request = async () => {
+      const lock = { released: false, release: async () => (lock.released = true) };
+      await new Promise((grant) => locks.push({ lock, grant }));
+      return lock;
+    };
+    Object.defineProperty(navigator, "wakeLock", { value: { request } });"""
+    lit = "locks.map(({ lock }) => lock.released)"
+    async with demo_page(settings=OPEN) as demo:
+        await demo.page.add_init_script(slow)
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        talk = demo.page.locator("#talk")
+        for state in ("listening", "ready", "listening"):
+            await talk.click()
+            await demo.in_state(state)
+        await demo.page.evaluate("locks.forEach(({ grant }) => grant())")
+        assert await demo.page.evaluate(lit) == [False]
+        await talk.click()
+        await demo.in_state("ready")
+        assert await demo.page.evaluate(lit) == [True]
+        await talk.click()
+        await demo.in_state("listening")
+        await talk.click()
+        await demo.in_state("ready")
+        await demo.page.evaluate("locks.forEach(({ grant }) => grant())")
+        assert await demo.page.evaluate(lit) == [True, True]
