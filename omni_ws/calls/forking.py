@@ -5,6 +5,8 @@ Only calls over the native WebSocket can be forked: their recordings have the co
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,6 +48,10 @@ _PICTURES: Final = (Modality.IMAGE, Modality.VIDEO)
 #: The modalities of pictures in the header of a binary frame, and the place of that.
 _PICTURE_BYTES: Final = frozenset(MODALITY_BYTES[modality] for modality in _PICTURES)
 _MODALITY_AT: Final = 2
+#: The types of the server's replies that say what became of the client's messages; and what is in a ``session_updated``
+#: that is no reply.
+_REPLIES: Final = ("session_updated", "history_truncated", '"error"')
+_UNASKED_FIELDS: Final = frozenset({"capabilities", "resumable"})
 #: What starts an answer to nothing that the user has said.
 _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
@@ -131,27 +137,48 @@ class _Sent:
         self.pictures = False
         #: Times of truncations of the history, and the request from which on each dropped the history.
         self.truncations: list[tuple[float, str]] = []
+        #: Each ``session_config`` that has no reply so far, with its time.
+        self._waiting: deque[tuple[float, dict[str, Any]]] = deque()
         for line in reading.lines:
             event = line.event
-            if isinstance(event, SentLine) and event.at <= turn.opened_at and "history_truncated" in (event.text or ""):
-                self._truncated(event.at, parsed(event))
-            if not isinstance(event, ReceivedLine):
-                continue
-            binary = event.binary or b""
-            if len(binary) >= HEADER.size and binary[_MODALITY_AT] in _PICTURE_BYTES:
-                self._chunk({"modality": _PICTURES[0]}, event.at, turn)
-            frame = parsed(event)
-            match frame.pop("type", None):
-                case "session_config" if event.at <= turn.opened_at:
-                    given = frame.pop(FIELD, None)
-                    self.given = self.given or (given if isinstance(given, list) else [])
-                    self.config = merge(self.config, frame)
-                case "input_chunk":
-                    self._chunk(frame, event.at, turn)
+            if isinstance(event, ReceivedLine):
+                self._read(event, turn)
+            elif isinstance(event, SentLine) and any(name in (event.text or "") for name in _REPLIES):
+                self._replied(event.at, parsed(event), turn)
+        while self._waiting:
+            self._configure(turn)
 
-    def _truncated(self, at: float, frame: Mapping[str, Any]) -> None:
-        if frame.get("type") == "history_truncated" and isinstance(request_id := frame.get("request_id"), str):
-            self.truncations.append((at, request_id))
+    def _read(self, event: ReceivedLine, turn: CallTurn) -> None:
+        binary = event.binary or b""
+        if len(binary) >= HEADER.size and binary[_MODALITY_AT] in _PICTURE_BYTES:
+            self._chunk({"modality": _PICTURES[0]}, event.at, turn)
+        frame = parsed(event)
+        match frame.pop("type", None):
+            case "session_config":
+                self._waiting.append((event.at, frame))
+            case "input_chunk":
+                self._chunk(frame, event.at, turn)
+
+    def _replied(self, at: float, frame: Mapping[str, Any], turn: CallTurn) -> None:
+        """Read a reply of the server. A ``session_config`` applies as a whole or, if the server refuses it, not."""
+        error = frame.get("error")
+        match frame.get("type"):
+            case "history_truncated" if at <= turn.opened_at and isinstance(name := frame.get("request_id"), str):
+                self.truncations.append((at, name))
+            case "session_updated" if self._waiting and not frame.keys() & _UNASKED_FIELDS:
+                self._configure(turn)
+            case "error" if self._waiting and isinstance(error, dict) and error.get("request_id") is None:
+                field = re.split(r"[.\[]", str(error.get("param")))[0]
+                if error.get("sequence_id") is None and field in self._waiting[0][1]:
+                    self._waiting.popleft()
+
+    def _configure(self, turn: CallTurn) -> None:
+        """Apply the oldest ``session_config`` without a reply, unless it came after ``turn`` had opened."""
+        at, frame = self._waiting.popleft()
+        if at <= turn.opened_at:
+            given = frame.pop(FIELD, None)
+            self.given = self.given or (given if isinstance(given, list) else [])
+            self.config = merge(self.config, frame)
 
     def _chunk(self, frame: Mapping[str, Any], at: float, turn: CallTurn) -> None:
         call_id, text = frame.get("tool_call_id"), frame.get("text")

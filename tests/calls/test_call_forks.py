@@ -279,3 +279,22 @@ async def test_what_was_dropped_from_the_history_is_not_in_that_of_a_fork(tmp_pa
         for turn, questions in ((5, wanted), (3, ["My name is Ada.", "My nmae is Eve."])):  # which was still there
             await forked(server, entry["id"], {"turn": turn})
             assert [one.text for one in engine.requests[-1].history if one.role == "user"] == questions
+
+
+async def test_a_configuration_that_was_refused_is_not_that_of_a_fork(tmp_path: Path) -> None:
+    folder, engine = tmp_path / "calls", KeepingEngine()
+    async with live_server(engine, record=folder) as server:
+        async with native_client(server) as client:
+            await client.send("session_config", instructions="Be kind.")
+            await client.send("session_config", voice="nobody", instructions="Be rude.")
+            assert (await client.error())["param"] == "voice"
+            await client.configure(sampling={"temperature": 0.5})
+            await client.say("My name is Ada.")
+            await client.answer()
+            await client.send("session_config", voice="nobody")  # it is about what follows
+            await client.error()
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        await forked(server, entry["id"], {"turn": 1})
+        request = engine.requests[-1]
+        assert (request.instructions, request.sampling["temperature"]) == ("Be kind.", 0.5)
