@@ -195,6 +195,13 @@ class Story:
         """Add text that the user typed; it belongs to the next request."""
         self._typed = _joined(self._typed, text)
 
+    def type_item(self, item: Mapping[str, Any]) -> None:
+        """Add the text of an item of the Realtime API. Messages before one of the assistant are history."""
+        if item.get("role") == "assistant":
+            self._typed = ""
+        elif text := typed_in(item):
+            self.type(f"\n{text}" if self._typed else text)
+
     def end_input(self, audio_ms: float) -> None:
         """Record that the user's sound from ``audio_ms`` on belongs to the next request."""
         self._input_from_ms = audio_ms
@@ -268,6 +275,15 @@ class Story:
 
 def _joined(text: str, more: object) -> str:
     return text + more[: MAX_TEXT - len(text)] if isinstance(more, str) else text
+
+
+def typed_in(item: Mapping[str, Any]) -> str:
+    """Return the text that an item of the Realtime API has from the user; "" if it has none."""
+    content = item.get("content")
+    if item.get("role") != "user" or not isinstance(content, list):
+        return ""
+    parts = (part for part in content if isinstance(part, dict) and part.get("type") == "input_text")
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 def _room(words: list[dict[str, Any]]) -> int:
@@ -535,7 +551,9 @@ class CallReading:
                 return self._native_in, self._native_out
             case "telephony":
                 return self._gateway_in, self._gateway_out
-            case "webrtc" | "wyoming":
+            case "webrtc":
+                return self._items_in, _nothing
+            case "wyoming":
                 return _nothing, _nothing
         return self._realtime_in, self._realtime_out
 
@@ -733,6 +751,7 @@ class CallReading:
     def _realtime_in(self, line: Line, fields: dict[str, Any]) -> None:
         event = line.event
         assert isinstance(event, ReceivedLine)
+        self._items_in(line, fields)
         match fields.get("type"):
             case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
                 self._hear(line, self._input, sound_in(event, fields))
@@ -742,6 +761,10 @@ class CallReading:
                     self.loudspeaker.cut(answer_id, event.at, played_ms=float(end_ms))
             case "output_audio_buffer.clear":
                 self.loudspeaker.silence(event.at)
+
+    def _items_in(self, line: Line, fields: dict[str, Any]) -> None:
+        if fields.get("type") == "conversation.item.create":
+            self.story.type_item(_object(fields, "item"))
 
     def _realtime_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -847,12 +870,13 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
 #: Characters of the first words that are kept, and calls that are remembered.
 MAX_LETTERS: Final = 160
 _REMEMBERED: Final = 2048
-#: The bytes that mark a line with a turn, its request, a line with a transcript, and one with typed text: frames are
-#: JSON within JSON.
+#: The bytes that mark a line with a turn, its request, a line with a transcript, and one with typed text, natively and
+#: over the Realtime API: frames are JSON within JSON.
 _TURN: Final = b'\\"response_started\\"'
 _REQUEST: Final = re.compile(rb'\\"request_id\\":\\"([^"\\]+)\\"')
 _SAID: Final = b'\\"transcript\\"'
 _TYPED: Final = (b'\\"input_chunk\\"', b'\\"text\\"')
+_ITEM: Final = b'\\"input_text\\"'
 
 
 class Glance(NamedTuple):
@@ -878,7 +902,7 @@ def glance(path: Path, size: int) -> Glance:
                     break
                 if _TURN in line and (found := _REQUEST.search(line)):
                     turns.add(found[1])
-                if words is None and (_SAID in line or all(part in line for part in _TYPED)):
+                if words is None and (_SAID in line or _ITEM in line or all(part in line for part in _TYPED)):
                     words = _words(line)
     except OSError:
         return Glance(None, 0)
@@ -895,6 +919,8 @@ def _words(line: bytes) -> str | None:
     frame = parsed_text(event.text)
     said, typed = frame.get("modality") == "transcript", frame.get("type") == "input_chunk"
     text = frame.get("text")
+    if frame.get("type") == "conversation.item.create":
+        typed, text = True, typed_in(_object(frame, "item"))
     if not (said or typed) or frame.get("interim") or not isinstance(text, str) or not text.strip():
         return None
     return text.strip()[:MAX_LETTERS]
