@@ -10,7 +10,7 @@ let open = new Set(); // tracks that were opened and not stopped
 let ports = [];
 
 globalThis.AudioWorkletNode = class {
-  port = {};
+  port = { postMessage() {} };
   constructor() {
     ports.push(this.port);
   }
