@@ -389,11 +389,18 @@ function keepQuiet(quiet) {
 }
 
 let wakeLock = null;
+let asksLock = false;
+let staysAwake = false;
 async function keepAwake() {
-  // The browser takes it back from a page that is not seen.
-  if (!wakeLock || wakeLock.released) wakeLock = await navigator.wakeLock?.request("screen").catch(() => null);
+  staysAwake = true;
+  if (asksLock || (wakeLock && !wakeLock.released)) return; // the browser takes it back from a page that is not seen
+  asksLock = true;
+  wakeLock = (await navigator.wakeLock?.request("screen").catch(() => null)) ?? null;
+  asksLock = false;
+  if (!staysAwake) letSleep();
 }
 function letSleep() {
+  staysAwake = false;
   wakeLock?.release();
   wakeLock = null;
 }

@@ -5,7 +5,9 @@ Only calls over the native WebSocket can be forked: their recordings have the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from omni_ws.wire.openai_requests import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
 )
-from omni_ws.wire.recording import HeaderLine, ReceivedLine
+from omni_ws.wire.recording import HeaderLine, ReceivedLine, SentLine
 from omni_ws.wire.session_config import is_mcp, merge
 
 #: The sound of the user's turn: samples a second of pcm16. That of answers.
@@ -46,6 +48,10 @@ _PICTURES: Final = (Modality.IMAGE, Modality.VIDEO)
 #: The modalities of pictures in the header of a binary frame, and the place of that.
 _PICTURE_BYTES: Final = frozenset(MODALITY_BYTES[modality] for modality in _PICTURES)
 _MODALITY_AT: Final = 2
+#: The types of the server's replies that say what became of the client's messages; and what is in a ``session_updated``
+#: that is no reply.
+_REPLIES: Final = ("session_updated", "history_truncated", '"error"')
+_UNASKED_FIELDS: Final = frozenset({"capabilities", "resumable"})
 #: What starts an answer to nothing that the user has said.
 _UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
@@ -95,6 +101,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
     stories = [*reading.story.turns.values()]
     told = stories[number - 1]
     sent = _Sent(reading, told, since=stories[number - 2].opened_at if number > 1 else -1.0)
+    dropped = _dropped(stories[: number - 1], sent.truncations)
     span = _span(reading, told)
     if span is not None and span[1] - span[0] > MAX_SPOKEN_SEC * 1000:
         raise UnsupportedParameter(f"turn {number} is longer than {MAX_SPOKEN_SEC} s", param="turn")
@@ -106,7 +113,7 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
         raise UnsupportedParameter(f"turn {number} has no input of the user: it has nothing to answer", param="turn")
     return ForkPoint(
         config=_config(merge(sent.config, changes or {})),
-        history=_history(turns[: number - 1], sent),
+        history=_history([turn for turn in turns[: number - 1] if turn["request_id"] not in dropped], sent),
         text=told.typed,
         sound=sound,
         turn=turn,
@@ -115,7 +122,10 @@ def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | N
 
 
 class _Sent:
-    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures."""
+    """The client's messages about a turn: its configuration, results of tools, and whether the turn has pictures.
+
+    And what the client had dropped of the history by then.
+    """
 
     def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
         """Read the messages. ``since`` is when the turn before ``turn`` opened, in ms of the call."""
@@ -125,21 +135,50 @@ class _Sent:
         self.given: list[dict[str, Any]] = []
         self.results: dict[str, str] = {}
         self.pictures = False
+        #: Times of truncations of the history, and the request from which on each dropped the history.
+        self.truncations: list[tuple[float, str]] = []
+        #: Each ``session_config`` that has no reply so far, with its time.
+        self._waiting: deque[tuple[float, dict[str, Any]]] = deque()
         for line in reading.lines:
             event = line.event
-            if not isinstance(event, ReceivedLine):
-                continue
-            binary = event.binary or b""
-            if len(binary) >= HEADER.size and binary[_MODALITY_AT] in _PICTURE_BYTES:
-                self._chunk({"modality": _PICTURES[0]}, event.at, turn)
-            frame = parsed(event)
-            match frame.pop("type", None):
-                case "session_config" if event.at <= turn.opened_at:
-                    given = frame.pop(FIELD, None)
-                    self.given = self.given or (given if isinstance(given, list) else [])
-                    self.config = merge(self.config, frame)
-                case "input_chunk":
-                    self._chunk(frame, event.at, turn)
+            if isinstance(event, ReceivedLine):
+                self._read(event, turn)
+            elif isinstance(event, SentLine) and any(name in (event.text or "") for name in _REPLIES):
+                self._replied(event.at, parsed(event), turn)
+        while self._waiting:
+            self._configure(turn)
+
+    def _read(self, event: ReceivedLine, turn: CallTurn) -> None:
+        binary = event.binary or b""
+        if len(binary) >= HEADER.size and binary[_MODALITY_AT] in _PICTURE_BYTES:
+            self._chunk({"modality": _PICTURES[0]}, event.at, turn)
+        frame = parsed(event)
+        match frame.pop("type", None):
+            case "session_config":
+                self._waiting.append((event.at, frame))
+            case "input_chunk":
+                self._chunk(frame, event.at, turn)
+
+    def _replied(self, at: float, frame: Mapping[str, Any], turn: CallTurn) -> None:
+        """Read a reply of the server. A ``session_config`` applies as a whole or, if the server refuses it, not."""
+        error = frame.get("error")
+        match frame.get("type"):
+            case "history_truncated" if at <= turn.opened_at and isinstance(name := frame.get("request_id"), str):
+                self.truncations.append((at, name))
+            case "session_updated" if self._waiting and not frame.keys() & _UNASKED_FIELDS:
+                self._configure(turn)
+            case "error" if self._waiting and isinstance(error, dict) and error.get("request_id") is None:
+                field = re.split(r"[.\[]", str(error.get("param")))[0]
+                if error.get("sequence_id") is None and field in self._waiting[0][1]:
+                    self._waiting.popleft()
+
+    def _configure(self, turn: CallTurn) -> None:
+        """Apply the oldest ``session_config`` without a reply, unless it came after ``turn`` had opened."""
+        at, frame = self._waiting.popleft()
+        if at <= turn.opened_at:
+            given = frame.pop(FIELD, None)
+            self.given = self.given or (given if isinstance(given, list) else [])
+            self.config = merge(self.config, frame)
 
     def _chunk(self, frame: Mapping[str, Any], at: float, turn: CallTurn) -> None:
         call_id, text = frame.get("tool_call_id"), frame.get("text")
@@ -147,6 +186,16 @@ class _Sent:
             self.results[call_id] = self.results.get(call_id, "") + text
         elif frame.get("modality") in _PICTURES and self._since < at <= turn.opened_at:
             self.pictures = True
+
+
+def _dropped(turns: Sequence[CallTurn], truncations: Sequence[tuple[float, str]]) -> set[str]:
+    """Return the requests among ``turns`` that the client has dropped from the history, by ``history_truncate``."""
+    dropped: set[str] = set()
+    for at, request_id in truncations:
+        known = [turn.request_id for turn in turns if turn.opened_at <= at]
+        if request_id in known and request_id not in dropped:  # what an earlier one dropped takes no later ones along
+            dropped.update(known[known.index(request_id) :])
+    return dropped
 
 
 def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:

@@ -8,6 +8,7 @@ collects the turns, with their texts and times, from the session's frames.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from bisect import bisect_right
 from codecs import getincrementaldecoder
@@ -194,6 +195,13 @@ class Story:
         """Add text that the user typed; it belongs to the next request."""
         self._typed = _joined(self._typed, text)
 
+    def type_item(self, item: Mapping[str, Any]) -> None:
+        """Add the text of an item of the Realtime API. Messages before one of the assistant are history."""
+        if item.get("role") == "assistant":
+            self._typed = ""
+        elif text := typed_in(item):
+            self.type(f"\n{text}" if self._typed else text)
+
     def end_input(self, audio_ms: float) -> None:
         """Record that the user's sound from ``audio_ms`` on belongs to the next request."""
         self._input_from_ms = audio_ms
@@ -226,7 +234,8 @@ class Story:
             turn.name(turn_id, self._speech.pop(turn_id, (None, None)), self._stopped.pop(turn_id, None))
 
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
-        if (turn := self._turn(at, frame.get("request_id"))) is not None:
+        turn = self._turn(at, frame.get("request_id"))
+        if turn is not None and turn.started_at is None:  # a resume sends frames again
             turn.start(at, frame, typed=self._typed, input_from_ms=self._input_from_ms)
             self._typed = ""
             self._named(turn, frame)
@@ -266,6 +275,15 @@ class Story:
 
 def _joined(text: str, more: object) -> str:
     return text + more[: MAX_TEXT - len(text)] if isinstance(more, str) else text
+
+
+def typed_in(item: Mapping[str, Any]) -> str:
+    """Return the text that an item of the Realtime API has from the user; "" if it has none."""
+    content = item.get("content")
+    if item.get("role") != "user" or not isinstance(content, list):
+        return ""
+    parts = (part for part in content if isinstance(part, dict) and part.get("type") == "input_text")
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 def _room(words: list[dict[str, Any]]) -> int:
@@ -508,6 +526,8 @@ class CallReading:
         self.input_ends: list[InputEnd] = []
         #: Of typed text in binary frames, one of which may end within a character.
         self._typed = getincrementaldecoder("utf-8")("replace")
+        #: The numbers of chunks with typed text: a client may send one again.
+        self._typed_numbers: set[int] = set()
         self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
@@ -531,7 +551,9 @@ class CallReading:
                 return self._native_in, self._native_out
             case "telephony":
                 return self._gateway_in, self._gateway_out
-            case "webrtc" | "wyoming":
+            case "webrtc":
+                return self._items_in, _nothing
+            case "wyoming":
                 return _nothing, _nothing
         return self._realtime_in, self._realtime_out
 
@@ -616,7 +638,7 @@ class CallReading:
             self._last_chunk = max(self._last_chunk, number)
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
-            elif kind == KIND_INPUT and modality == _TEXT:
+            elif kind == KIND_INPUT and modality == _TEXT and self._is_typed(number):
                 self.story.type(self._typed.decode(event.binary[HEADER.size :]))
             if flags & FLAG_END:
                 self._input_over(event.at)
@@ -651,7 +673,8 @@ class CallReading:
         if fields.get("tool_call_id") is not None:
             return  # the result of a tool, which the user has not typed
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
-            self.story.type(text)
+            if self._is_typed(number):
+                self.story.type(text)
         elif fields.get("modality") == "audio" and isinstance(number, int) and 0 <= number <= MAX_SEQUENCE_ID:
             audio = self._input
             if isinstance(name := fields.get("format"), str):
@@ -660,6 +683,14 @@ class CallReading:
                 except OmniError:
                     return
             self._hear(line, audio, sound_in(event, fields), number)
+
+    def _is_typed(self, number: object) -> bool:
+        """Return whether the chunk of this number, which has text, is new; True for what is no number."""
+        if not isinstance(number, int):
+            return True
+        is_new = number not in self._typed_numbers
+        self._typed_numbers.add(number)
+        return is_new
 
     def _native_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -720,6 +751,7 @@ class CallReading:
     def _realtime_in(self, line: Line, fields: dict[str, Any]) -> None:
         event = line.event
         assert isinstance(event, ReceivedLine)
+        self._items_in(line, fields)
         match fields.get("type"):
             case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
                 self._hear(line, self._input, sound_in(event, fields))
@@ -729,6 +761,10 @@ class CallReading:
                     self.loudspeaker.cut(answer_id, event.at, played_ms=float(end_ms))
             case "output_audio_buffer.clear":
                 self.loudspeaker.silence(event.at)
+
+    def _items_in(self, line: Line, fields: dict[str, Any]) -> None:
+        if fields.get("type") == "conversation.item.create":
+            self.story.type_item(_object(fields, "item"))
 
     def _realtime_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -834,10 +870,13 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
 #: Characters of the first words that are kept, and calls that are remembered.
 MAX_LETTERS: Final = 160
 _REMEMBERED: Final = 2048
-#: The bytes that mark a line with a turn, with a transcript, and with typed text: frames are JSON within JSON.
+#: The bytes that mark a line with a turn, its request, a line with a transcript, and one with typed text, natively and
+#: over the Realtime API: frames are JSON within JSON.
 _TURN: Final = b'\\"response_started\\"'
+_REQUEST: Final = re.compile(rb'\\"request_id\\":\\"([^"\\]+)\\"')
 _SAID: Final = b'\\"transcript\\"'
 _TYPED: Final = (b'\\"input_chunk\\"', b'\\"text\\"')
+_ITEM: Final = b'\\"input_text\\"'
 
 
 class Glance(NamedTuple):
@@ -853,19 +892,21 @@ def glance(path: Path, size: int) -> Glance:
 
     Only lines with words are decoded; most of the file is sound.
     """
-    words, turns, read = None, 0, 0
+    words, read = None, 0
+    turns: set[bytes] = set()  # a resume sends frames again
     try:
         with path.open("rb", buffering=1 << 20) as file:
             for line in raw_lines(file):
                 read += len(line)
                 if read > size:
                     break
-                turns += _TURN in line
-                if words is None and (_SAID in line or all(part in line for part in _TYPED)):
+                if _TURN in line and (found := _REQUEST.search(line)):
+                    turns.add(found[1])
+                if words is None and (_SAID in line or _ITEM in line or all(part in line for part in _TYPED)):
                     words = _words(line)
     except OSError:
         return Glance(None, 0)
-    return Glance(words, turns)
+    return Glance(words, len(turns))
 
 
 def _words(line: bytes) -> str | None:
@@ -878,6 +919,8 @@ def _words(line: bytes) -> str | None:
     frame = parsed_text(event.text)
     said, typed = frame.get("modality") == "transcript", frame.get("type") == "input_chunk"
     text = frame.get("text")
+    if frame.get("type") == "conversation.item.create":
+        typed, text = True, typed_in(_object(frame, "item"))
     if not (said or typed) or frame.get("interim") or not isinstance(text, str) or not text.strip():
         return None
     return text.strip()[:MAX_LETTERS]

@@ -132,7 +132,8 @@ class ScenarioResult:
     def judge(self, *, times: bool) -> None:
         """Check the expectations on all runs together, and add the failed ones to ``reasons``.
 
-        Without ``times``, only limits in audio time are checked.
+        A limit of something that no run has measured is a skipped check. Without ``times``, only limits in audio time
+        are checked.
         """
         bound = self.scenario.scenario.expect.median
         if bound is None:
@@ -143,7 +144,13 @@ class ScenarioResult:
         self._compare("ends of turns", "ms of audio", decided, bound.decided_within_audio_ms)
 
     def _compare(self, what: str, unit: str, found: Sequence[float], most: float | None) -> None:
-        if most is not None and found and (middle := median(found)) > most:
+        if most is None:
+            return
+        if not found:
+            ran = [run for run in self.runs if run.verdict != "skipped"]
+            for run in ran[:1]:
+                run.report.skipped.append(f"median of the {what}: nothing was measured")
+        elif (middle := median(found)) > most:
             place = f"{self.file}:{self.scenario.line}"
             self.reasons.append(f"{place}: the median of the {what} is {middle:.0f} {unit}, not within {most:g}")
 

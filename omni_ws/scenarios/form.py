@@ -90,6 +90,12 @@ class Expected(_Strict, frozen=True, kw_only=True):
     none: Annotated[float, Meta(gt=0, le=600)] | None = None
     sounding_during_tool: SoundingMeanwhile | None = None
 
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        for name in ("none", "error"):
+            if name in given and len(given) > 1:
+                raise ValueError(f"`{name}` stands alone: there is no answer that other keys could be about")
+
     @property
     def is_about_cut(self) -> bool:
         """Whether an answer that the caller cut off may be the one that is checked."""

@@ -16,6 +16,7 @@ from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.transport.routes import operations
 
 pytestmark = IN_BROWSER
 
@@ -148,3 +149,66 @@ async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into() -> No
         await demo.in_state("listening")  # who begins anew is heard
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")
+
+
+async def test_the_screen_may_go_dark_once_nobody_is_listened_to(server: LiveServer) -> None:
+    """However long the browser takes to keep it lit."""
+    slow = """window.locks = [];
+    const request = async () => {
+      const lock = { released: false, release: async () => (lock.released = true) };
+      await new Promise((grant) => locks.push({ lock, grant }));
+      return lock;
+    };
+    Object.defineProperty(navigator, "wakeLock", { value: { request } });"""
+    lit = "locks.map(({ lock }) => lock.released)"
+    async with demo_page(settings=OPEN) as demo:
+        await demo.page.add_init_script(slow)
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        talk = demo.page.locator("#talk")
+        for state in ("listening", "ready", "listening"):
+            await talk.click()
+            await demo.in_state(state)
+        await demo.page.evaluate("locks.forEach(({ grant }) => grant())")
+        assert await demo.page.evaluate(lit) == [False]
+        await talk.click()
+        await demo.in_state("ready")
+        assert await demo.page.evaluate(lit) == [True]
+        await talk.click()
+        await demo.in_state("listening")
+        await talk.click()
+        await demo.in_state("ready")
+        await demo.page.evaluate("locks.forEach(({ grant }) => grant())")
+        assert await demo.page.evaluate(lit) == [True, True]
+
+
+async def test_a_closed_microphone_leaves_nothing_on_the_audio_thread(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each time that it is opened would cost something until the page is left."""
+    files = dict(operations.page_files())
+    worklet = files["client/capture-worklet.js"]
+    silent, tells = b"if (channels === 0) return true;", b"if (channels === 0) return this.port.postMessage(0), true;"
+    assert silent in worklet.content
+    content = worklet.content.replace(silent, tells)
+    files["client/capture-worklet.js"] = operations.PageFile.of(content, worklet.media_type)
+    monkeypatch.setattr(operations, "page_files", lambda: files)
+    counts = """window.pieces = window.idle = 0;
+    window.AudioWorkletNode = class extends AudioWorkletNode {
+      constructor(context, name, options) {
+        super(context, name, options);
+        if (name === "capture") this.port.addEventListener("message", ({ data }) => (data ? pieces++ : idle++));
+      }
+    };"""
+    more = "(count) => pieces >= count"
+    async with demo_page(settings=OPEN) as demo:
+        await demo.page.add_init_script(counts)
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        talk = demo.page.locator("#talk")
+        for state in ("listening", "ready", "listening", "ready", "listening"):
+            await talk.click()
+            await demo.in_state(state)
+        pieces = await demo.page.evaluate("pieces")
+        await demo.until(more, pieces + 10)
+        idle = await demo.page.evaluate("idle")
+        await demo.until(more, pieces + 50)
+        assert await demo.page.evaluate("idle") == idle

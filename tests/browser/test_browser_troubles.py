@@ -512,3 +512,26 @@ async def test_a_session_that_was_deleted_is_told() -> None:
         await demo.page.get_by_role("button", name="Begin anew here").click()
         await demo.write("and now")
         await demo.answered("and now", turn=1)
+
+
+async def test_a_session_that_ends_closes_the_microphone() -> None:
+    tracks = """window.tracks = [];
+    const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    navigator.mediaDevices.getUserMedia = async (wanted) => {
+      const stream = await ask(wanted);
+      tracks.push(...stream.getTracks());
+      return stream;
+    };"""
+    async with live_server() as server, demo_page() as demo:
+        await demo.page.add_init_script(tracks)
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")
+        (living,) = server.native._live._living.values()
+        await server.native._live.end(living.session, deleted=True)
+        await demo.message("This conversation was deleted.")
+        assert await demo.page.evaluate("tracks.map((track) => track.readyState)") == ["ended"]
+        # The button begins anew, and is not the end of what has ended.
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")
+        assert await demo.page.evaluate("tracks.map((track) => track.readyState)") == ["ended", "live"]

@@ -231,3 +231,70 @@ async def test_only_operators_fork_calls_and_no_other_page(tmp_path: Path) -> No
 async def test_where_nothing_is_recorded_nothing_is_forked() -> None:
     async with live_server(KeepingEngine()) as server:
         assert (await fork(server, "sess_made", {"turn": 1})).status == 404
+
+
+async def test_what_a_resume_repeats_takes_no_question_away(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    async with live_server(KeepingEngine(), record=folder, streaming_input={"resume_grace_sec": 30}) as server:
+        async with native_client(server) as client:
+            await client.say("My name is Ada.")
+            await client.until("response_started")
+            client.gone()
+        token = f"?session_id={client.created['session_id']}&resume_token={client.created['resume_token']}"
+        async with native_client(server, query=f"{token}&last_output=-1", greeted=False) as again:
+            assert await again.until("response_started")  # once more
+            again.next_sequence_id = client.next_sequence_id
+            await again.say("My name is Ada.", number=0)  # which is harmless
+            await again.answer()
+            await again.connection.close()
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        assert (entry["turns"], entry["first_words"]) == (1, "My name is Ada.")
+        [turn] = (await described(server, entry["id"]))["turns"]
+        assert turn["user"]["text"] == "My name is Ada."
+        await forked(server, entry["id"], {"turn": 1})
+
+
+async def test_what_was_dropped_from_the_history_is_not_in_that_of_a_fork(tmp_path: Path) -> None:
+    folder, engine = tmp_path / "calls", KeepingEngine()
+    async with live_server(engine, record=folder) as server:
+        async with native_client(server) as client:
+            for question in ("My name is Ada.", "My nmae is Eve.", "And now?"):
+                await client.say(question)
+                await client.answer()
+            dropped = client.guarantees.finished[1]
+            for _ in range(2):  # repeated, it drops nothing more
+                await client.send("history_truncate", request_id=dropped)
+                await client.until("history_truncated")
+            await client.say("My name is Eve.")
+            await client.answer()
+            await client.send("history_truncate", request_id=dropped)
+            await client.until("history_truncated")
+            await client.say("And now?")
+            await client.answer()
+        wanted = [one.text for one in engine.requests[-1].history if one.role == "user"]
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        assert wanted == ["My name is Ada.", "My name is Eve."]
+        for turn, questions in ((5, wanted), (3, ["My name is Ada.", "My nmae is Eve."])):  # which was still there
+            await forked(server, entry["id"], {"turn": turn})
+            assert [one.text for one in engine.requests[-1].history if one.role == "user"] == questions
+
+
+async def test_a_configuration_that_was_refused_is_not_that_of_a_fork(tmp_path: Path) -> None:
+    folder, engine = tmp_path / "calls", KeepingEngine()
+    async with live_server(engine, record=folder) as server:
+        async with native_client(server) as client:
+            await client.send("session_config", instructions="Be kind.")
+            await client.send("session_config", voice="nobody", instructions="Be rude.")
+            assert (await client.error())["param"] == "voice"
+            await client.configure(sampling={"temperature": 0.5})
+            await client.say("My name is Ada.")
+            await client.answer()
+            await client.send("session_config", voice="nobody")  # it is about what follows
+            await client.error()
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        await forked(server, entry["id"], {"turn": 1})
+        request = engine.requests[-1]
+        assert (request.instructions, request.sampling["temperature"]) == ("Be kind.", 0.5)

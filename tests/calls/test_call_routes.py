@@ -280,3 +280,28 @@ async def test_one_sound_is_made_at_a_time_also_for_clients_that_went(
             assert (await client.response()).status == 200
     assert made in (["begin", "end"], ["begin", "end"] * 2)
     assert all(file.closed for file in files)
+
+
+async def test_what_was_typed_over_realtime_is_told(tmp_path: Path) -> None:
+    """Of the items that a client begins with only what is to be answered is of a turn."""
+    folder = tmp_path / "calls"
+
+    def message(role: str, *texts: str) -> dict[str, Any]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text} for text in texts]}
+
+    async with live_server(NoiseEngine(0.1), record=folder) as server:
+        async with realtime_client(server) as client:
+            items = (message("system", "Be kind."), message("user", "Hello."), message("assistant", "Hi."))
+            for item in (*items, message("user", "My name is Ada."), message("user", "Who", "are you?")):
+                await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until("response.done")
+            await client.send("conversation.item.create", item=message("user", "And now?"))
+            await client.send("response.create")
+            await client.until("response.done")
+        await server.until(lambda: any(b'"event":"end"' in one.read_bytes() for one in recordings(folder)))
+        [entry] = (await call(server.port, "GET", "/calls")).json()["calls"]
+        found = (await call(server.port, "GET", f"/calls/{entry['id']}/call.json")).json()
+    assert [turn["user"]["text"] for turn in found["turns"]] == ["My name is Ada.\nWho\nare you?", "And now?"]
+    assert entry["first_words"] == "Hello."

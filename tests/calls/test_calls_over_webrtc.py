@@ -104,7 +104,7 @@ async def test_a_real_call_has_both_sides_its_turns_and_its_events(tmp_path: Pat
     assert call["kind"] == "webrtc"
     [turn] = call["turns"]
     assert turn["request_id"] == "req_" + done["response"]["id"].removeprefix("resp_")
-    assert turn["answer"]["text"] == "This is noise 1."
+    assert (turn["user"]["text"], turn["answer"]["text"]) == ("Tell me a story.", "This is noise 1.")
     # The caller hangs up as it is told the end, at most 40 ms before the last packet would have been heard.
     assert turn["answer"]["end_ms"] - turn["answer"]["start_ms"] > 940
     _, right, rate = tracks(only_call(folder))

@@ -395,6 +395,14 @@ async def test_the_whole_call_is_compared(folder: Path, expect: str, problem: st
 
 
 @pytest.mark.virtual_clock
+async def test_a_median_of_nothing_is_a_check_that_was_skipped(folder: Path) -> None:
+    more = "  expect: {median: {within_ms: 5000, decided_within_audio_ms: 1}}\n"
+    found = await results(engine_that(*PARIS), file_of(folder, "type: Where?\nhear: {}", more))
+    wanted = "median of the ends of turns: nothing was measured"
+    assert (found.verdict, found.runs[0].report.skipped) == ("passed", [wanted])
+
+
+@pytest.mark.virtual_clock
 async def test_equal_seeds_send_equal_sound(folder: Path) -> None:
     more = "  room: {noise_db: -40, loss: 0.2, echo_db: -20, echo_delay_ms: 40}\n"
     file = file_of(folder, "sound: said.wav\npause: 1", more)

@@ -87,6 +87,8 @@ def test_json_is_read_as_well() -> None:
         ("{hear: {within_ms: -1}}", "calls.yaml:5: Expected `float` >= 0.0"),
         ("{hear: {said: /(/}}", "calls.yaml:5: not a regular expression: /(/: "),
         ("{hear: {said: [x, {judge: x, b: 1}]}}", "calls.yaml:5: unknown key `b`"),
+        ("{hear: {none: 2, not_said: x}}", "calls.yaml:5: `none` stands alone: "),
+        ("{hear: {error: rate_limited, within_ms: 900}}", "calls.yaml:5: `error` stands alone: "),
         ("{interrupt: {say: x}}", "calls.yaml:5: an interruption has `after_words` or `after_ms`"),
         ("{interrupt: {say: x, sound: y, after_ms: 1}}", "calls.yaml:5: an interruption has `say` or `sound`"),
         ("{dial: 12x}", "calls.yaml:5: Expected `str` matching regex"),

@@ -16,9 +16,16 @@ class Capture extends AudioWorkletProcessor {
   #filled = 0;
   #peak = 0;
   #calm = 0; // pieces of silence so far
+  #isClosed = false;
+
+  constructor() {
+    super();
+    this.port.onmessage = () => (this.#isClosed = true); // whatever the page says: it needs no more
+  }
 
   /** @param {Float32Array[][]} inputs */
   process([input]) {
+    if (this.#isClosed) return false; // else the browser would keep it, and call it, as long as there is sound
     const channels = input.length;
     if (channels === 0) return true; // the source is not connected yet
     const first = input[0];

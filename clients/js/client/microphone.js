@@ -76,7 +76,9 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
     this.#changes += 1;
     for (const node of this.#nodes) {
       node.disconnect();
-      if (node instanceof AudioWorkletNode) node.port.onmessage = null;
+      if (!(node instanceof AudioWorkletNode)) continue;
+      node.port.onmessage = null;
+      node.port.postMessage("closed");
     }
     for (const track of this.#stream?.getTracks() ?? []) {
       track.onended = null;

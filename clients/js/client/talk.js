@@ -266,6 +266,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   #fail(error) {
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
+    this.muted = false; // as where it is stopped
     this.microphone.close();
     this.#become("off");
     this.#tell("problem", { error });

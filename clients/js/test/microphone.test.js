@@ -10,7 +10,7 @@ let open = new Set(); // tracks that were opened and not stopped
 let ports = [];
 
 globalThis.AudioWorkletNode = class {
-  port = {};
+  port = { postMessage() {} };
   constructor() {
     ports.push(this.port);
   }
@@ -137,4 +137,20 @@ test("while no more can be kept the network is said to be paused once, and well 
   for (let piece = 0; piece < 2; piece++) hear();
   assert.deepEqual(told, ["paused", "well"]);
   assert.equal(sent.length, 2);
+});
+
+test("who was muted when the microphone went away is heard when it is opened again", async () => {
+  const { talk, microphone, problems } = button("open");
+  talk.press(0);
+  await settled();
+  grants[0].grant("first");
+  await settled();
+  talk.mute(true);
+  microphone.track.onended();
+  assert.deepEqual([talk.phase, talk.muted, problems.length], ["off", false, 1]);
+  talk.press(1000);
+  await settled();
+  grants[1].grant("second");
+  await settled();
+  assert.deepEqual([talk.phase, talk.muted, microphone.track.enabled], ["listening", false, true]);
 });
