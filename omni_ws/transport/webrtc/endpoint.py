@@ -19,6 +19,7 @@ from omni_ws.errors import (
     InvalidFrame,
     InvalidValue,
     SessionNotFound,
+    ShuttingDown,
     UnsupportedFormat,
     UnsupportedParameter,
     WebrtcOff,
@@ -289,14 +290,16 @@ class WebrtcCalls(SessionFrontEnd):
             call = make(session, recorded_channel(channel, session.recording, LIVE_PATH if live else CALLS_PATH))
             answering = answer_offer(peer, offer, call.speaker, call.microphone, config=self._config.webrtc)
             answer = await _to_its_end(answering)
+            if not session.is_open:  # it ended meanwhile, by a drain for example
+                raise session.ended_by or ShuttingDown("the server is shutting down")
+            channel.bound_fragments()
+            session.attach(call)
         except BaseException:
             await channel.close_in_time(CloseCode.NORMAL_CLOSURE, "")
             if call is not None:
                 call.drop_record()
                 call.release()
             raise
-        channel.bound_fragments()
-        session.attach(call)
         return call, answer
 
     def _accept(self, request: HttpRequest, key: ApiKey | None, running: _Running, *, route: str) -> UpgradeDecision:

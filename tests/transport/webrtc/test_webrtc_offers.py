@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import re
 import socket
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -236,13 +238,20 @@ class _SlowTurn(asyncio.DatagramProtocol):
         self._transport.sendto(bytes(stun.Message(message.message_method, kind, message.transaction_id, fields)), addr)
 
 
+@contextlib.asynccontextmanager
+async def slow_turn(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[_SlowTurn, str]]:
+    """A TURN server and its URL. The server waits for its address as long as that takes."""
+    monkeypatch.setattr(Connection.get_component_candidates, "__defaults__", (PATIENCE_SEC,))  # not 5 seconds
+    transport, turn = await asyncio.get_running_loop().create_datagram_endpoint(_SlowTurn, ("127.0.0.1", 0))
+    async with asyncio.timeout(PATIENCE_SEC):
+        yield turn, f"turn:127.0.0.1:{transport.get_extra_info('sockname')[1]}"
+    transport.close()
+
+
 async def test_a_caller_that_leaves_while_addresses_are_gathered_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server asked for on the caller's behalf arrives after the caller has gone, and is given back."""
-    monkeypatch.setattr(Connection.get_component_candidates, "__defaults__", (PATIENCE_SEC,))  # not 5 seconds
     offer = await an_offer()
-    transport, turn = await asyncio.get_running_loop().create_datagram_endpoint(_SlowTurn, ("127.0.0.1", 0))
-    url = f"turn:127.0.0.1:{transport.get_extra_info('sockname')[1]}"
-    async with live_server(webrtc={"ice_servers": (url,)}) as server, asyncio.timeout(PATIENCE_SEC):
+    async with slow_turn(monkeypatch) as (turn, url), live_server(webrtc={"ice_servers": (url,)}) as server:
         asking = asyncio.create_task(post_offer(server, offer))
         await turn.asked.wait()
         asking.cancel()
@@ -250,4 +259,19 @@ async def test_a_caller_that_leaves_while_addresses_are_gathered_leaves_none(mon
         await server.until(lambda: not any(one.busy for one in server.running._connections._open))
         turn.told.set()
         await turn.released.wait()
-    transport.close()
+
+
+async def test_a_server_that_drains_while_addresses_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = await an_offer()
+    async with (
+        slow_turn(monkeypatch) as (turn, url),
+        live_server(webrtc={"ice_servers": (url,)}, still_answers=False) as server,
+    ):
+        asking = asyncio.create_task(post_offer(server, offer))
+        await turn.asked.wait()
+        server.app.drain(PATIENCE_SEC)
+        await server.until(lambda: not server.sessions)
+        turn.told.set()
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        await turn.released.wait()
