@@ -137,6 +137,11 @@ class Session:
         """Whether the session has no connection."""
         return self._attachment is None
 
+    @property
+    def ended_by(self) -> OmniError | None:
+        """The reason with which the session is closed; None while it is open, or if no client could read the reason."""
+        return self._reason.result() if self._reason.done() and not self._reason.cancelled() else None
+
     def _stop_grace(self) -> None:
         if self._grace_timer is not None:
             self._grace_timer.cancel()

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
@@ -17,6 +19,7 @@ from omni_ws.errors import (
     InvalidFrame,
     InvalidValue,
     SessionNotFound,
+    ShuttingDown,
     UnsupportedFormat,
     UnsupportedParameter,
     WebrtcOff,
@@ -285,15 +288,18 @@ class WebrtcCalls(SessionFrontEnd):
         call: Call | None = None
         try:
             call = make(session, recorded_channel(channel, session.recording, LIVE_PATH if live else CALLS_PATH))
-            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config.webrtc)
+            answering = answer_offer(peer, offer, call.speaker, call.microphone, config=self._config.webrtc)
+            answer = await _to_its_end(answering)
+            if not session.is_open:  # it ended meanwhile, by a drain for example
+                raise session.ended_by or ShuttingDown("the server is shutting down")
+            channel.bound_fragments()
+            session.attach(call)
         except BaseException:
-            await peer.close()
+            await channel.close_in_time(CloseCode.NORMAL_CLOSURE, "")
             if call is not None:
                 call.drop_record()
                 call.release()
             raise
-        channel.bound_fragments()
-        session.attach(call)
         return call, answer
 
     def _accept(self, request: HttpRequest, key: ApiKey | None, running: _Running, *, route: str) -> UpgradeDecision:
@@ -321,6 +327,20 @@ class WebrtcCalls(SessionFrontEnd):
         await super().wait_closed()
         if self._calls:
             await asyncio.wait([running.task for running in self._calls.values()])
+
+
+async def _to_its_end(gathering: Coroutine[Any, Any, str]) -> str:
+    """Await ``gathering`` to its end, even if the caller is cancelled meanwhile; then raise that cancellation.
+
+    Whatever aioice is making has no owner yet: if the gathering were cancelled, its sockets and its relays at a TURN
+    server would stay open. aioice waits for at most five seconds for the ICE servers.
+    """
+    task = asyncio.create_task(gathering, name="answer to an offer")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:

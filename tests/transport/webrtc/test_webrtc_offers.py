@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import re
 import socket
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from aioice import Connection, stun
 from support.live_server import LiveServer, live_server
 from support.patience import PATIENCE_SEC
 from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
@@ -203,3 +207,71 @@ async def test_a_turn_server_that_gives_no_address_is_named_in_the_log(caplog: p
         url = f"turn:127.0.0.1:{nobody.getsockname()[1]}?transport=tcp"
         async with live_server(webrtc={"ice_servers": (url,)}) as server, webrtc_call(server):
             assert f"{url} of webrtc.ice_servers gave no address for a call" in caplog.messages
+
+
+class _SlowTurn(asyncio.DatagramProtocol):
+    """A TURN server that gives an address when ``told``, and notes when it is asked for one and gets it back."""
+
+    def __init__(self) -> None:
+        self.asked, self.told, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        message = stun.parse_message(data)
+        if message.message_method == stun.Method.ALLOCATE:
+            self._tasks.add(asyncio.create_task(self._give(message, addr)))
+        elif message.message_method == stun.Method.REFRESH and message.attributes["LIFETIME"] == 0:
+            self._answer(message, addr, LIFETIME=0)
+            self.released.set()
+
+    async def _give(self, message: stun.Message, addr: tuple[str, int]) -> None:
+        self.asked.set()
+        await self.told.wait()
+        relayed = {"XOR-MAPPED-ADDRESS": addr, "XOR-RELAYED-ADDRESS": ("127.0.0.1", 9)}
+        self._answer(message, addr, LIFETIME=600, **relayed)
+
+    def _answer(self, message: stun.Message, addr: tuple[str, int], **fields: Any) -> None:
+        kind = stun.Class.RESPONSE
+        self._transport.sendto(bytes(stun.Message(message.message_method, kind, message.transaction_id, fields)), addr)
+
+
+@contextlib.asynccontextmanager
+async def slow_turn(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[_SlowTurn, str]]:
+    """A TURN server and its URL. The server waits for its address as long as that takes."""
+    monkeypatch.setattr(Connection.get_component_candidates, "__defaults__", (PATIENCE_SEC,))  # not 5 seconds
+    transport, turn = await asyncio.get_running_loop().create_datagram_endpoint(_SlowTurn, ("127.0.0.1", 0))
+    async with asyncio.timeout(PATIENCE_SEC):
+        yield turn, f"turn:127.0.0.1:{transport.get_extra_info('sockname')[1]}"
+    transport.close()
+
+
+async def test_a_caller_that_leaves_while_addresses_are_gathered_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server asked for on the caller's behalf arrives after the caller has gone, and is given back."""
+    offer = await an_offer()
+    async with slow_turn(monkeypatch) as (turn, url), live_server(webrtc={"ice_servers": (url,)}) as server:
+        asking = asyncio.create_task(post_offer(server, offer))
+        await turn.asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        await server.until(lambda: not any(one.busy for one in server.running._connections._open))
+        turn.told.set()
+        await turn.released.wait()
+
+
+async def test_a_server_that_drains_while_addresses_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = await an_offer()
+    async with (
+        slow_turn(monkeypatch) as (turn, url),
+        live_server(webrtc={"ice_servers": (url,)}, still_answers=False) as server,
+    ):
+        asking = asyncio.create_task(post_offer(server, offer))
+        await turn.asked.wait()
+        server.app.drain(PATIENCE_SEC)
+        await server.until(lambda: not server.sessions)
+        turn.told.set()
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        await turn.released.wait()
