@@ -959,6 +959,8 @@ class RulesFirst:
             return None
         if any(message.role == "system" for message in request.history):
             return None
+        if sum(len(chunk.payload) for chunk in taken) > MAX_REQUEST:
+            return None  # to look through megabytes would block the event loop
         if request.heard_language.code not in (None, "en"):
             return None  # the rules are English
         said = b"".join(chunk.payload for chunk in taken).decode()

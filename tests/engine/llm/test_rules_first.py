@@ -19,7 +19,7 @@ from omni_ws.engine.llm.questions import (
     Article,
     Encyclopedia,
 )
-from omni_ws.engine.llm.rules_engine import SPOKEN_SEC, RulesFirst
+from omni_ws.engine.llm.rules_engine import MAX_REQUEST, SPOKEN_SEC, RulesFirst
 
 OWN = "Answer briefly."
 TOOLS = ({"type": "function", "function": {"name": "clock"}},)
@@ -101,6 +101,11 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
 )
 async def test_the_model_answers_the_rest(asked: str) -> None:
     assert (await answered(engine(), text(asked))).text == "the model"
+
+
+async def test_a_long_text_is_left_to_the_model_unread() -> None:
+    blanks = " " * MAX_REQUEST  # to look through megabytes of them would block the event loop for a second
+    assert (await answered(engine(), text(f"What time is it?{blanks}"))).text == "the model"
 
 
 async def test_plain_facts_of_an_encyclopedia_are_answered_with_their_article_and_it_is_credited() -> None:
