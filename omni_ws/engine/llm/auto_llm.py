@@ -449,4 +449,8 @@ class AutoLlm(GrowingLlm):
         if not runs and is_plain(request):
             await go_on(self._rules, request, out)
             return
-        await go_on(llm, request, out)
+        try:
+            await go_on(llm, request, out)
+        except EngineFailed as error:
+            error.fatal = False  # the session goes on with the rules, until the model runs again
+            raise
