@@ -400,7 +400,7 @@ class PackageSource:
     name = "packages"
 
     def __init__(
-        self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip"), npm: str = "npm"
+        self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-P", "-m", "pip"), npm: str = "npm"
     ) -> None:
         self._seconds = seconds
         self._pip = tuple(pip)

@@ -63,7 +63,8 @@ class Child:
         and the debug log instead.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
+            # Without the current folder, whose files may have the names of modules, such as queue.py.
+            *(sys.executable, "-P", "-m", module, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE if keeps_log else None,

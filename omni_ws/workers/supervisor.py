@@ -518,7 +518,7 @@ class Member:
         with theirs:
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "omni_ws.workers.process", str(theirs.fileno()), str(counts)),
+                    *(sys.executable, "-P", "-m", "omni_ws.workers.process", str(theirs.fileno()), str(counts)),
                     pass_fds=(theirs.fileno(), counts),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": path},

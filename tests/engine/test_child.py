@@ -16,6 +16,8 @@ from support.patience import until
 from omni_ws.engine import child, child_main
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running, receive_message
 from omni_ws.engine.child_main import BrokenMessage, decode_lengths, encode_message
+from omni_ws.engine.tts.synthesiser import FromWorker, VoiceReady
+from omni_ws.engine.tts.voice_process import WORKER_MODULE
 from omni_ws.errors import EngineFailed
 
 
@@ -67,6 +69,17 @@ async def up(program: str) -> Child:
 
 
 # Messages
+
+
+async def test_a_file_of_the_current_folder_is_no_module_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    process = await Child.start("the program", WORKER_MODULE, "espeak", kinds=FromWorker)
+    header, _ = await process.receive()
+    assert isinstance(header, VoiceReady)
+    assert await process.end() == 0
 
 
 async def test_messages_go_to_a_process_and_come_back_in_order() -> None:

@@ -189,9 +189,15 @@ def _size(file: Path) -> int | None:
 
 
 def _free_disk(folder: Path) -> int:
-    """Return the free space, in bytes, of the disk of ``folder``, which need not exist yet."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    """Return the free space, in bytes, of the disk of ``folder``, which need not exist yet; 0 if it cannot be read."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:  # the home is another user's, as with sudo -u
+            break
+    return 0
 
 
 #: How long a server that was found may take until it can be used. The start waits for it.
@@ -443,4 +449,8 @@ class AutoLlm(GrowingLlm):
         if not runs and is_plain(request):
             await go_on(self._rules, request, out)
             return
-        await go_on(llm, request, out)
+        try:
+            await go_on(llm, request, out)
+        except EngineFailed as error:
+            error.fatal = False  # the session goes on with the rules, until the model runs again
+            raise

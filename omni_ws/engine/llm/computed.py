@@ -539,16 +539,16 @@ _AHEAD: Final = re.compile(r"(?:in )?(?P<number>.+) (?P<unit>days?|weeks?)(?: (?
 
 
 def time_later(asked: Asked, slots: Slots) -> str | None:
-    number = 1 if slots["number"] in ("a", "an") else parse_number(slots["number"])
+    number = _value(asked, slots["number"])
     if number is None or not 0 < number <= _MOST_LATER:
         return None
-    return _clock(asked.now + timedelta(**{f"{slots['unit']}s": number}))
+    return _clock(asked.now + timedelta(**{f"{slots['unit']}s": float(number)}))
 
 
 def which_day(asked: Asked, slots: Slots) -> str | None:
     """Return the answer to a question for the weekday of a date ("July 4th") or the date of a day ("next Friday")."""
     today = asked.now.date()
-    if (found := day_named(slots["day"], today)) is None:
+    if (found := day_named(slots["day"], today, way=_way(slots))) is None:
         return None
     name, day = found
     is_past = "was" if day < today else "is"
@@ -557,7 +557,7 @@ def which_day(asked: Asked, slots: Slots) -> str | None:
 
 def days_until(asked: Asked, slots: Slots) -> str | None:
     today = asked.now.date()
-    if (found := day_named(slots["day"], today)) is None:
+    if (found := day_named(slots["day"], today, way=_way(slots))) is None:
         return None
     name, day = found[0] or in_full(found[1], weekday=False), found[1]
     days = (day - today).days
@@ -582,19 +582,25 @@ def in_full(day: date, *, weekday: bool = True) -> str:
     return f"{f'{day:%A}, ' if weekday else ''}{day:%B} {day.day}, {day.year}"
 
 
-def day_named(words: str, today: date) -> tuple[str, date] | None:
+def _way(slots: Slots) -> int:
+    """Return the ``way`` for ``day_named`` of a question: "when was Easter" asks for the last one."""
+    return 0 if "this_year" in slots else -1 if "past" in slots else 1
+
+
+def day_named(words: str, today: date, *, way: int = 1) -> tuple[str, date] | None:
     """Return the name of the day that ``words`` mean, such as "Tomorrow" or "Easter", and its date.
 
-    The name is "" for a bare date. For a feast, the date is the next one. Returns None if the words mean no day.
+    The name is "" for a bare date. Of feasts, weekdays and dates without a year, the next one is meant (``way`` 1), the
+    last one (-1), or that of this year (0). Returns None if the words mean no day.
     """
     shorter = re.sub(r"^(?:on|the next|until) |(?: this year| day)$", "", words)
     try:
         for name in (words, shorter):
             if name in _NEAR:
                 return name[:1].upper() + name[1:], today + timedelta(_NEAR[name])
-            if (feast := _feast(name, today)) is not None:
+            if (feast := _feast(name, today, way)) is not None:
                 return feast
-        return _weekday_named(shorter, today) or _ahead(shorter, today) or _date_named(shorter, today)
+        return _weekday_named(shorter, today, way) or _ahead(shorter, today) or _date_named(shorter, today, way)
     except (ValueError, OverflowError):
         return None
 
@@ -607,26 +613,31 @@ def _counted(number: int, unit: str) -> str:
     return f"one {unit}" if number == 1 else f"{number} {unit}s"
 
 
-def _feast(words: str, today: date) -> tuple[str, date] | None:
-    """Return the name and the next date of the feast that ``words`` name; None if they name none."""
+def _years(today: date, way: int) -> Iterable[int]:
+    """Return the years in which a date may be, see ``day_named``; February 29 may be some years away."""
+    return range(today.year, today.year + 9 * way, way) if way else (today.year,)
+
+
+def _feast(words: str, today: date, way: int) -> tuple[str, date] | None:
+    """Return the name and the date of the feast that ``words`` name, see ``day_named``; None if they name none."""
     for name, (month, day, names) in _CLOCK["feasts"].items():
         if words in expanded(names):
-            for year in (today.year, today.year + 1):
+            for year in _years(today, way):
                 found = _easter(year) if name == "Easter" else date(year, month, day)
                 if name == "Thanksgiving":  # the fourth Thursday
                     found += timedelta((3 - found.weekday()) % 7)
-                if found >= today:
+                if (found - today).days * way >= 0:
                     return name, found
     return None
 
 
-def _weekday_named(words: str, today: date) -> tuple[str, date] | None:
+def _weekday_named(words: str, today: date, way: int) -> tuple[str, date] | None:
     which, _, name = words.rpartition(" ")
     if name not in _WEEKDAYS or which not in ("", "next", "this", "last", "the coming"):
         return None
     days = (_WEEKDAYS[name] - today.weekday() - 1) % 7 + 1
-    if which == "last":
-        return f"Last {name.capitalize()}", today + timedelta(days - 7 - 7 * (days == 7))
+    if which == "last" or (not which and way < 0):
+        return f"{which.capitalize()} {name.capitalize()}".strip(), today + timedelta(days - 7 - 7 * (days == 7))
     return f"{'Next ' if which == 'next' else ''}{name.capitalize()}", today + timedelta(days)
 
 
@@ -641,7 +652,7 @@ def _ahead(words: str, today: date) -> tuple[str, date] | None:
     return words[:1].upper() + words[1:], today + timedelta(-days if match["way"] == "ago" else days)
 
 
-def _date_named(words: str, today: date) -> tuple[str, date] | None:
+def _date_named(words: str, today: date, way: int) -> tuple[str, date] | None:
     match = next(filter(None, (form.fullmatch(words) for form in _DATES)), None)
     day = None if match is None else _day_of_month(match["day"])
     if match is None or day is None:
@@ -650,9 +661,8 @@ def _date_named(words: str, today: date) -> tuple[str, date] | None:
     month = int(named) if named.isdigit() else _MONTHS.get(named) or _SHORT_MONTHS[named[:3]]
     if match["year"]:
         return "", date(int(match["year"]), month, day)
-    # The next of its kind, which for February 29 may be some years away.
-    years = (year for year in range(today.year, today.year + 9) if day <= calendar.monthrange(year, month)[1])
-    return next((("", found) for year in years if (found := date(year, month, day)) >= today), None)
+    years = (year for year in _years(today, way) if day <= calendar.monthrange(year, month)[1])
+    return next((("", on) for year in years if ((on := date(year, month, day)) - today).days * way >= 0), None)
 
 
 def _day_of_month(words: str) -> int | None:

@@ -194,9 +194,17 @@ def sampling_for(dialect: Dialect, sampling: Mapping[str, Any]) -> dict[str, Any
     return {names.get(name, name): value for name, value in sampling.items()}
 
 
-def is_for_chat(model: str) -> bool:
-    """Whether a listed model, by its name, may be for chats. LM Studio lists models for embeddings, too."""
-    return not model.startswith("text-embedding-")
+#: Words in the names of models that turn text into vectors, or rank texts. Servers list them with those that chat.
+_OF_VECTORS: Final = ("embed", "rerank", "bge-", "minilm", "colbert")
+
+
+def first_model(listed: Iterable[str]) -> str | None:
+    """Return the first of the models that a server lists; one for embeddings, by its name, only if there is no other.
+
+    None without a model. Those that LM Studio names ``text-embedding-…`` are never returned.
+    """
+    usable = (model for model in listed if not model.startswith("text-embedding-"))
+    return min(usable, key=lambda model: any(word in model.lower() for word in _OF_VECTORS), default=None)
 
 
 def listed_models(content: object) -> list[Mapping[str, Any]] | None:

@@ -39,7 +39,7 @@ from omni_ws.engine.remote.settings import (
     context_in_ps,
     context_in_show,
     context_listed,
-    is_for_chat,
+    first_model,
     listed_models,
     opens_thoughts_in_props,
 )
@@ -158,7 +158,7 @@ class Pool:
         failures = await asyncio.gather(*(self._look_at(upstream) for upstream in self.upstreams))
         if self.model is None:
             listed = (model for upstream in self.upstreams if upstream.is_up for model in upstream.models)
-            self.model = next(filter(is_for_chat, listed), None)
+            self.model = first_model(listed)
             for upstream in self.upstreams:
                 self._judge_model(upstream)
             await asyncio.gather(*(self._read_context(upstream) for upstream in self.upstreams))

@@ -249,6 +249,20 @@ async def test_rules_answer_while_the_model_does_not_run(caplog: pytest.LogCaptu
         await llm.stop()
 
 
+async def test_a_session_goes_on_by_rules_behind_an_answer_in_which_the_model_died() -> None:
+    mind = Mind()
+    async with serving(mind) as (server, _), native_client(server) as client:
+        mind.go_on.set()
+        await client.until("session_updated")
+        mind.made.failure = EngineFailed("the process of the model has died", fatal=True)
+        await client.say("tell me about foxes")
+        assert (await client.error())["code"] == "engine_failed"
+        mind.made.state = EngineState.UNHEALTHY
+        assert await asked(client, "good morning") != "As the model says."
+        mind.made.failure, mind.made.state = None, EngineState.OK
+        assert await asked(client, "tell me about foxes") == "As the model says."
+
+
 # What was found
 
 

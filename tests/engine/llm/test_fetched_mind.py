@@ -136,6 +136,20 @@ def test_a_small_machine_is_left_alone(
     assert mind(tmp_path).plan().begins
 
 
+def test_a_home_that_may_not_be_read_has_no_room(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    home.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        assert module._free_disk(home / ".cache" / "omni_ws") == 0
+    finally:
+        os.seteuid(user)
+        home.chmod(0o700)
+    assert module._free_disk(home / ".cache" / "omni_ws") > 0
+
+
 def test_what_an_earlier_fetch_has_left_counts_as_room(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,14 @@ def test_date_is_told(text: str) -> None:
         ("When is the thirty-fifth of May?", None),
         ("what day is it in 9999999 days", None),
         ("what day was march 4 0000", None),
+        ("When was Easter?", "Easter was Sunday, April 21, 2030."),
+        ("When is Halloween this year?", "Halloween is Friday, October 31, 2031."),
+        ("What day was New Year's Day this year?", "New Year's Day was Wednesday, January 1, 2031."),
+        ("What day was July 4th?", "July 4, 2030 was a Thursday."),
+        ("What day was February 29th?", "February 29, 2028 was a Tuesday."),
+        ("What day was Friday?", "Friday was Friday, February 28, 2031."),
+        ("How many days since Christmas?", "Christmas was 69 days ago."),
+        ("How many days is it since Tuesday?", "Tuesday was 7 days ago."),
     ],
 )
 def test_days_of_the_calendar(text: str, said: str | None) -> None:
@@ -432,6 +440,8 @@ def test_two_numbers_are_calculated(text: str, said: str) -> None:
     [
         ("What time will it be in an hour?", "Then it will be 4:07 PM."),
         ("what time will it be in ten minutes", "Then it will be 3:17 PM."),
+        ("What time is it in ten minutes?", "Then it will be 3:17 PM."),
+        ("what time will it be in half an hour", "Then it will be 3:37 PM."),
         ("what time will it be in 1000 hours", "Then it will be 7:07 AM."),
         ("what time will it be in 1001 hours", None),
         ("what time will it be in zero minutes", None),

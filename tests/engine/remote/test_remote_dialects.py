@@ -66,6 +66,21 @@ async def test_a_server_is_known_by_what_it_says(server: Any, dialect: Dialect) 
 
 
 @pytest.mark.parametrize(
+    ("listed", "model"),
+    [
+        (("nomic-embed-text:latest", "all-minilm", "bge-m3", "llama3.2:latest", "tiny"), "llama3.2:latest"),
+        (("embedded-systems-chat",), "embedded-systems-chat"),  # the only one
+        (("text-embedding-nomic", "tiny"), "tiny"),
+    ],
+)
+async def test_a_model_for_embeddings_is_not_taken_for_one_that_chats(listed: tuple[str, ...], model: str) -> None:
+    async with (there := OllamaServer(models=listed, replies=[says("x")])).serve(), remote_llm(there) as engine:
+        assert engine.model == model
+        assert said(await answer(engine)) == "x"
+        assert there.requests[-1]["model"] == model
+
+
+@pytest.mark.parametrize(
     ("owner", "dialect"), [("vllm", Dialect.VLLM), ("omni_ws", Dialect.OMNI_WS), ("me", Dialect.OPENAI)]
 )
 async def test_owners(owner: str, dialect: Dialect) -> None:
