@@ -420,7 +420,8 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     except (InvalidValue, UnsupportedFormat) as error:
         error.about(param="Content-Type")
         raise
-    return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
+    told = {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
+    return {**(from_query or {}), **told}
 
 
 # Admission
