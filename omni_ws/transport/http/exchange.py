@@ -121,6 +121,7 @@ class HttpExchange:
         self._on_throttled: Callable[[bool], None] = lambda held: None
         self._input_share: Share | None = None
         self._on_body: Callable[[bytes], None] | None = None
+        self._on_live: Callable[[], None] = lambda: None
         #: Functions that end the work on this request with an error, which the client receives.
         self.interrupts: list[Callable[[OmniError], None]] = []
         self.recording = NOT_RECORDED
@@ -156,8 +157,12 @@ class HttpExchange:
         self._input.allow_silence(seconds)
 
     def body_is_live(self, silence: float) -> None:
-        """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds."""
+        """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds.
+
+        Raises what the ``on_live`` of ``watch_body`` raises.
+        """
         self._input.allow_any_rate(silence)
+        self._on_live()
 
     def limit_input(self, pace: Callable[[int], float] | None, share: Share) -> None:
         """Throttle the body by ``pace``, and let ``charge`` resize ``share``, which the exchange releases at its end.
@@ -175,12 +180,12 @@ class HttpExchange:
         self._on_throttled = on_throttled
         self.allow_silence(None)
 
-    def watch_body(self, on_body: Callable[[bytes], None]) -> None:
+    def watch_body(self, on_body: Callable[[bytes], None], on_live: Callable[[], None]) -> None:
         """Have ``on_body`` called with every piece before it is throttled, and with ``b""`` at the end.
 
-        Errors that ``on_body`` raises are raised by ``read``.
+        Errors that ``on_body`` raises are raised by ``read``. ``on_live`` is called by ``body_is_live``.
         """
-        self._on_body = on_body
+        self._on_body, self._on_live = on_body, on_live
 
     def content_came(self) -> None:
         """Note that a live body has brought content, not only parameters."""
