@@ -122,8 +122,9 @@ class HttpExchange:
         self._input_share: Share | None = None
         self._on_body: Callable[[bytes], None] | None = None
         self._on_live: Callable[[], None] = lambda: None
-        #: Functions that end the work on this request with an error, which the client receives.
-        self.interrupts: list[Callable[[OmniError], None]] = []
+        #: See ``on_interrupt``; and the error of ``interrupt``, once that was called.
+        self._interrupts: list[Callable[[OmniError], None]] = []
+        self._interruption: OmniError | None = None
         self.recording = NOT_RECORDED
         #: Set when content of a live body has arrived, not only parameters.
         self.has_content = False
@@ -190,6 +191,22 @@ class HttpExchange:
     def content_came(self) -> None:
         """Note that a live body has brought content, not only parameters."""
         self.has_content = True
+
+    # The end of the work
+
+    def on_interrupt(self, end: Callable[[OmniError], None]) -> None:
+        """Have ``end`` called with an error that is to end the work on this request; at once if there is one."""
+        self._interrupts.append(end)
+        if self._interruption is not None:
+            end(self._interruption)
+
+    def interrupt(self, error: OmniError) -> None:
+        """End the work on this request, begun or not, with ``error``, which the client receives."""
+        self._interruption = error
+        for end in self._interrupts:
+            end(error)
+        if not self._interrupts:
+            self.end_body(error)
 
     # Notes for the log, the metrics and the recording
 

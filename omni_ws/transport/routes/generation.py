@@ -166,7 +166,7 @@ class GenerationRoutes(FrontEnd):
             target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(conversation)
         session = SoleRequest(conversation)
-        exchange.interrupts.append(session.interrupt)
+        exchange.on_interrupt(session.interrupt)
         return session, target
 
     async def stream_events(
@@ -196,12 +196,7 @@ def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
         yield
         return
     error = session_too_long(key.max_session_sec)
-
-    def end() -> None:
-        for interrupt in exchange.interrupts:
-            interrupt(error)
-
-    timer = asyncio.get_running_loop().call_later(key.max_session_sec, end)
+    timer = asyncio.get_running_loop().call_later(key.max_session_sec, exchange.interrupt, error)
     try:
         yield
     finally:
