@@ -144,6 +144,18 @@ async def test_an_answer_by_its_id_stands_for_what_was_said(streams: bool) -> No
     assert [one.text for one in engine.requests[2].history] == ["Go", "Never."]
 
 
+async def test_a_refusal_that_is_sent_back_is_what_was_said() -> None:
+    """OpenAI's packages send a message back as they got it, with all of its fields."""
+    engine = CapableEngine([TextOutput("I must not.", refusal=True)])
+    async with live_server(engine) as server:
+        refused = (await ask(server, user(text("Go")))).json()["choices"][0]["message"]
+        assert (refused["content"], refused["refusal"]) == (None, "I must not.")
+        assert (await ask(server, user(text("Go")), refused, user(text("Why?")))).status == 200
+        wrong = await ask(server, user(text("Go")), {**refused, "refusal": 5}, user(text("Why?")))
+        assert (wrong.status, wrong.error["param"]) == (400, "messages[1].refusal")
+    assert [one.text for one in engine.requests[1].history] == ["Go", "I must not."]
+
+
 async def test_an_answer_is_known_by_its_id_when_its_end_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has read ``[DONE]`` may ask on at once, or close the connection, which ends the handler."""
     goes_on, end = asyncio.Event(), HttpExchange.end
