@@ -379,6 +379,12 @@ class InputStream:
         if self._ends_at is not None or (self.offsets is not None and self.offsets.end is not None):
             self.time_gaps(now=now)
 
+    def was_at_rest(self, seconds: float) -> None:
+        """Note, after ``restore``, that the stream was at rest for so long: its time-outs went on meanwhile."""
+        self._last_activity -= seconds
+        if self.gap_since is not None:
+            self.gap_since -= seconds
+
     def go_on_with(self, request_input: RequestInput) -> None:
         """Set, after ``restore``, the request to which further chunks belong: its input is open, or being discarded."""
         self.current = request_input

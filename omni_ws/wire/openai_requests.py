@@ -315,6 +315,8 @@ class Messages:
             self.tools_at = self.tools_at or f"{place}.tool_calls"
             self._calls.update(call.id for call in calls)
         text, parts = ("", ()) if content is None else _content(content, place)
+        if content is None and message.get("refusal") is not None:
+            text = _string(message, "refusal", place)
         audio_id = None if text or parts else _audio_id(message.get("audio"), f"{place}.audio")
         self.history.append(HistoryMessage("assistant", text, parts, audio_id, place, tool_calls=calls))
 

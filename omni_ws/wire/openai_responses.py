@@ -71,10 +71,12 @@ class ChatStream:
 
     The order: a chunk with the role, the chunks of the outputs, a chunk with the finish reason, and a chunk with the
     usage if requested. With several choices, there is a role chunk and a finish chunk for each, by ascending index.
+    ``keep_spoken`` is called with the transcript of a spoken answer before the chunks that end the stream.
     """
 
-    def __init__(self, options: ResponseOptions) -> None:
+    def __init__(self, options: ResponseOptions, *, keep_spoken: Callable[[str], None] | None = None) -> None:
         self._options = options
+        self._keep_spoken = keep_spoken
         self._role_sent = False
         self._audio_sent = False
         #: The text of the answer that the next audio carries as its transcript.
@@ -92,6 +94,8 @@ class ChatStream:
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
         """Yield the chunks that end the stream."""
+        if self._keep_spoken is not None:
+            self._keep_spoken("".join(self._spoken))
         yield from self._role()
         if (data := self._audio.finish()) or self._unspoken:
             yield self._audio_delta({"data": data} if data else {})
@@ -105,11 +109,6 @@ class ChatStream:
             yield self._delta({"annotations": cited} if cited else {}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
-
-    @property
-    def spoken(self) -> str:
-        """The transcript of a spoken answer so far."""
-        return "".join(self._spoken)
 
     def _outputs(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]:
         if chunk.modality is OutputModality.TRANSCRIPT and not self._options.input_transcript:

@@ -411,6 +411,7 @@ class RequestQueue:
         if hears := self._hears_on(request):
             if answer is None:
                 answer = self._start_task(request)
+                request.timeline.note_heard_later()
             self._answers.pop(request, None)
             self._hearing[request] = answer
             request.hear_on()

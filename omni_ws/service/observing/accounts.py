@@ -108,7 +108,7 @@ class Accounts:
 
     def _request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
         metrics, timeline, outcome = self._metrics, ended.timeline, ended.outcome
-        if timeline.times.engine_started is None:
+        if timeline.times.engine_started is None and not timeline.heard_later:
             self._count_stage(timeline.stages(outcome.at)[-1])
         final, error, player = outcome.final, outcome.error, outcome.player
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()

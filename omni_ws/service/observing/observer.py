@@ -239,6 +239,7 @@ class RequestTimeline:
         "cancellations",
         "engine_end",
         "first_outputs",
+        "heard_later",
         "input_mode",
         "now",
         "opened",
@@ -288,6 +289,8 @@ class RequestTimeline:
         self.outcome: Outcome | None = None
         #: Whether it was taken back, and gets no outcome.
         self.withdrawn = False
+        #: See ``note_heard_later``.
+        self.heard_later = False
         session.add(self)
 
     # reading
@@ -315,7 +318,7 @@ class RequestTimeline:
         """The stage under way; None once the last stage has ended."""
         if self.times.engine_started is not None:
             return "engine" if self.engine_end is None else None
-        if self.outcome is not None or self.withdrawn:
+        if (self.outcome is not None and not self.heard_later) or self.withdrawn:
             return None
         return "input" if self.policy is None else "queue"
 
@@ -364,6 +367,10 @@ class RequestTimeline:
         """Record that all input has arrived."""
         self.times.input_ended = self.now()
         self._reached("input_ended")
+
+    def note_heard_later(self) -> None:
+        """Note that the engine will get the request, to transcribe its speech alone; its final may come before that."""
+        self.heard_later = True
 
     def mark_engine_started(self) -> None:
         """Record that the engine gets the request."""

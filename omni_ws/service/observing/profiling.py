@@ -360,7 +360,7 @@ class _ProfiledSession:
         # Stages that the end cut short are closed, so that each event of a beginning has its end.
         if timeline.times.input_ended is None:
             self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
-        if timeline.policy is not None and timeline.times.engine_started is None:
+        if timeline.policy is not None and timeline.times.engine_started is None and not timeline.heard_later:
             self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
         self._emit(
             COORDINATOR,

@@ -121,8 +121,10 @@ class HttpExchange:
         self._on_throttled: Callable[[bool], None] = lambda held: None
         self._input_share: Share | None = None
         self._on_body: Callable[[bytes], None] | None = None
-        #: Functions that end the work on this request with an error, which the client receives.
-        self.interrupts: list[Callable[[OmniError], None]] = []
+        self._on_live: Callable[[], None] = lambda: None
+        #: See ``on_interrupt``; and the error of ``interrupt``, once that was called.
+        self._interrupts: list[Callable[[OmniError], None]] = []
+        self._interruption: OmniError | None = None
         self.recording = NOT_RECORDED
         #: Set when content of a live body has arrived, not only parameters.
         self.has_content = False
@@ -156,8 +158,12 @@ class HttpExchange:
         self._input.allow_silence(seconds)
 
     def body_is_live(self, silence: float) -> None:
-        """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds."""
+        """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds.
+
+        Raises what the ``on_live`` of ``watch_body`` raises.
+        """
         self._input.allow_any_rate(silence)
+        self._on_live()
 
     def limit_input(self, pace: Callable[[int], float] | None, share: Share) -> None:
         """Throttle the body by ``pace``, and let ``charge`` resize ``share``, which the exchange releases at its end.
@@ -175,16 +181,32 @@ class HttpExchange:
         self._on_throttled = on_throttled
         self.allow_silence(None)
 
-    def watch_body(self, on_body: Callable[[bytes], None]) -> None:
+    def watch_body(self, on_body: Callable[[bytes], None], on_live: Callable[[], None]) -> None:
         """Have ``on_body`` called with every piece before it is throttled, and with ``b""`` at the end.
 
-        Errors that ``on_body`` raises are raised by ``read``.
+        Errors that ``on_body`` raises are raised by ``read``. ``on_live`` is called by ``body_is_live``.
         """
-        self._on_body = on_body
+        self._on_body, self._on_live = on_body, on_live
 
     def content_came(self) -> None:
         """Note that a live body has brought content, not only parameters."""
         self.has_content = True
+
+    # The end of the work
+
+    def on_interrupt(self, end: Callable[[OmniError], None]) -> None:
+        """Have ``end`` called with an error that is to end the work on this request; at once if there is one."""
+        self._interrupts.append(end)
+        if self._interruption is not None:
+            end(self._interruption)
+
+    def interrupt(self, error: OmniError) -> None:
+        """End the work on this request, begun or not, with ``error``, which the client receives."""
+        self._interruption = error
+        for end in self._interrupts:
+            end(error)
+        if not self._interrupts:
+            self.end_body(error)
 
     # Notes for the log, the metrics and the recording
 

@@ -330,8 +330,7 @@ class FrontDoor(asyncio.Protocol):
 
     def interrupt(self, error: OmniError) -> None:
         if self._exchange is not None:
-            for interrupt in self._exchange.interrupts:
-                interrupt(error)
+            self._exchange.interrupt(error)
 
     def abort(self) -> None:
         self._output.abort()

@@ -512,7 +512,9 @@ class ModeBKeeper:
                 contents = await store.read(session_id)
             if contents is None:  # deleted meanwhile
                 raise SessionNotFound("session not found", param="session_id")
-            return await self._restored(fetch, store, contents[0], (), None, key, client)
+            held = await self._restored(fetch, store, contents[0], (), None, key, client)
+            held.session.was_at_rest(found.away_sec)
+            return held
         taken = await take_record(store, session_id)
         try:
             return await self._restored(fetch, store, taken.snapshot, taken.entries, taken.lease, key, client)
@@ -533,13 +535,17 @@ class ModeBKeeper:
         size = len(snapshot) + sum(map(len, entries))
         with refused_as_not_found():
             kept, log = await to_thread_if_large(size, lambda: _decoded(snapshot, entries))
+            age = time.time() - max([kept.at, *(one.at for one in log if isinstance(one, _Fed))])
             if kept.session.state in LIVE:
-                self._check_age(time.time() - max([kept.at, *(one.at for one in log if isinstance(one, _Fed))]))
+                self._check_age(age)
             session = self.registry.restored(kept.session, key, client=client)
         self._returning.add(session.id)
         fetch.feeds.set_result(None)
         try:
-            return await self._fed_again(store, session, log, kept.session.key_name, lease)
+            held = await self._fed_again(store, session, log, kept.session.key_name, lease)
+            if session.live:
+                session.was_at_rest(max(0.0, age))
+            return held
         finally:
             self._returning.discard(session.id)
 

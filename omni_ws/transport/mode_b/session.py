@@ -138,6 +138,8 @@ class ModeBSession(Attachment):
         self.ended = asyncio.Event()
         #: When the registry expires, or then forgets, the ended session (loop's clock); None once it is forgotten.
         self.kept_until: float | None = None
+        #: For how long the ended session was in the store alone.
+        self._rested_sec = 0.0
         #: None once the work is done: it would hold memory.
         self._session = session
         if session is not None:
@@ -213,6 +215,14 @@ class ModeBSession(Attachment):
             self.output.finish()
             self.ended.set()
 
+    def was_at_rest(self, seconds: float) -> None:
+        """Note that the session, which was restored, was at rest for so long, and that its time-outs went on."""
+        if self.live:
+            self._live_conversation.stream.was_at_rest(seconds)
+            self._live_conversation.watch_time()
+        else:
+            self._rested_sec = seconds
+
     # status
 
     @property
@@ -262,7 +272,9 @@ class ModeBSession(Attachment):
     @property
     def expires_at(self) -> float | None:
         """When the session or its result expires, on the loop's clock; None while the engine is answering."""
-        return self._live_conversation.get_timer() if self.live else self.kept_until
+        if self.live:
+            return self._live_conversation.get_timer()
+        return None if self.kept_until is None else self.kept_until - self._rested_sec
 
     def failure(self) -> OmniError:
         """Return the error to raise to a reader of an incomplete result: a copy, as raising changes an exception."""

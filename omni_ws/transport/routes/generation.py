@@ -80,7 +80,7 @@ class GenerationRoutes(FrontEnd):
         """
         key = self._authenticator.authenticate(exchange.request)
         admission = self._sessions.admission
-        async with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
+        async with slot_for_body(exchange, admission, key):
             self._sessions.check_ready()
             exchange.limit_input(admission.input_pace(key), Share(self._sessions.budget))
             with limited(exchange, key):
@@ -166,7 +166,7 @@ class GenerationRoutes(FrontEnd):
             target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(conversation)
         session = SoleRequest(conversation)
-        exchange.interrupts.append(session.interrupt)
+        exchange.on_interrupt(session.interrupt)
         return session, target
 
     async def stream_events(
@@ -196,12 +196,7 @@ def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
         yield
         return
     error = session_too_long(key.max_session_sec)
-
-    def end() -> None:
-        for interrupt in exchange.interrupts:
-            interrupt(error)
-
-    timer = asyncio.get_running_loop().call_later(key.max_session_sec, end)
+    timer = asyncio.get_running_loop().call_later(key.max_session_sec, exchange.interrupt, error)
     try:
         yield
     finally:
@@ -420,7 +415,8 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     except (InvalidValue, UnsupportedFormat) as error:
         error.about(param="Content-Type")
         raise
-    return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
+    told = {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
+    return {**(from_query or {}), **told}
 
 
 # Admission
@@ -443,20 +439,19 @@ class _LiveBody:
 
 
 @asynccontextmanager
-async def slot_for_body(
-    exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
-) -> AsyncIterator[ExitStack]:
+async def slot_for_body(exchange: HttpExchange, admission: Admission, key: ApiKey | None) -> AsyncIterator[ExitStack]:
     """Take a slot for a session when the body of ``exchange``, the session's first input, begins to arrive.
 
     While only the head has arrived, no slot is taken. The yielded stack holds the slot, and releases it at the end of
     the block unless the caller has moved it elsewhere.
 
     Until an ordinary body is complete, its slot is *lent*: another session may take it, so that slow uploads block
-    nobody. A ``live`` body keeps its slot from the start, since it is slow by nature; while it has no content, it may
-    be evicted like other empty sessions. Waits as ``Admission.room`` does. ``exchange.read`` may also raise what
-    ``Admission.session`` raises.
+    nobody. A body that is live keeps its slot as soon as that is known, since it is slow by nature; while it has no
+    content, it may be evicted like other empty sessions. Waits as ``Admission.room`` does. ``exchange.read`` and
+    ``exchange.body_is_live`` may also raise what ``Admission.session`` raises.
     """
     slot: Slot | None = None
+    live = False
     client = exchange.request.client
     await admission.room(key, client=client)
     with ExitStack() as held:
@@ -466,15 +461,26 @@ async def slot_for_body(
             if slot is None:
                 slot = held.enter_context(admission.session(key, client=client, lent=not live))
                 if live and data:
-                    body = _LiveBody(exchange, slot)
-                    admission.opened_empty(body)
-                    held.callback(admission.ended, body)
+                    has_no_content(slot)
             if not data:
                 exchange.content_came()
                 slot.keep()
 
+        def body_is_live() -> None:
+            nonlocal live
+            live = True
+            if slot is not None:
+                slot.keep()
+                if not exchange.has_content:
+                    has_no_content(slot)
+
+        def has_no_content(slot: Slot) -> None:
+            body = _LiveBody(exchange, slot)
+            admission.opened_empty(body)
+            held.callback(admission.ended, body)
+
         if exchange.request.has_body:
-            exchange.watch_body(body_received)
+            exchange.watch_body(body_received, body_is_live)
         else:
             body_received(b"")
         yield held

@@ -185,11 +185,10 @@ class ChatRoutes(GenerationRoutes):
         )
         options = chat_options(request, model=self._sessions.model.names[0])
         if streamed:
+            keep = partial(self._spoken.keep, audio_id(options), key=owner) if request.wants_audio else None
             async with session.running(source):
-                stream = ChatStream(options)
+                stream = ChatStream(options, keep_spoken=keep)
                 await self.stream_events(exchange, session, stream, head_at_start=streaming_input)
-            if request.wants_audio:
-                self._spoken.keep(audio_id(options), stream.spoken, key=owner)
             return
         with charging(self._sessions.budget) as charge:
             async with session.running(source):

@@ -13,7 +13,9 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import post
 from support.recordings import event_lines
+from support.scripted_engines import HearingEngine
 
+from omni_ws.engine.base import TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
@@ -187,6 +189,23 @@ async def test_requests_over_http_have_the_same_events(stream: bool, tmp_path: P
     assert names[0] == ("coordinator", "request_admission")
     assert names[-1] == ("transport", "response_written")
     assert ("transport", "first_byte_written") in names
+
+
+async def test_stages_of_speech_that_is_cancelled_before_the_engine_gets_it_end_once(tmp_path: Path) -> None:
+    engine = HearingEngine(heard=[TranscriptOutput("some words")])
+    async with live_server(engine) as server:
+        with recording(server, tmp_path) as profile:
+            async with native_client(server) as client:
+                await client.chunk(bytes(3200), end=True)
+                await client.send("cancel")
+                await client.answer()
+                await server.until(lambda: len(engine.inputs) == 1)
+                await client.barrier()
+            await server.until(lambda: not server.sessions)
+            lines = profile.lines()
+    ends = [line["stage"] for line in lines if line["event_name"] == events.STAGE_END]
+    assert sorted(ends) == ["input", "queue"]
+    assert len([line for line in lines if line["event_name"] == "model_path_end"]) == 1
 
 
 async def test_a_request_that_is_refused_as_it_opens_has_a_beginning_and_an_end(tmp_path: Path) -> None:

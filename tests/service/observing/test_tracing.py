@@ -13,7 +13,8 @@ from support.live_server import LiveServer, live_server
 from support.mode_b_client import mode_b, text
 from support.native_client import native_client
 from support.patience import PATIENCE_SEC
-from support.raw_http import post
+from support.raw_http import call, post
+from support.scripted_engines import HearingEngine
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed (the extra otel)")
 
@@ -22,6 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from omni_ws.engine.base import TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.service.observing.telemetry import RequestSpans, tracer_provider
 
@@ -167,6 +169,25 @@ async def test_an_interrupted_request_lasts_until_the_engine_has_released_it() -
         assert dict(request.attributes or {})["gen_ai.response.finish_reasons"] == ("cancelled",)
         assert [span.name for span in spans.stages(request)] == ["input", "queue", "engine"]
         assert all(span.end_time is not None for span in spans.stages(request))
+
+
+async def test_speech_that_is_cancelled_before_the_engine_gets_it_is_one_span() -> None:
+    """Its final is sent at once, and the engine then only writes it down."""
+    engine = HearingEngine(heard=[TranscriptOutput("some words")])
+    async with live_server(engine) as server:
+        with traced(server) as spans:
+            async with native_client(server) as client:
+                await client.chunk(bytes(3200), end=True)
+                await client.send("cancel")
+                assert (await client.answer()).reason == "cancelled"
+                await server.until(lambda: len(engine.inputs) == 1)
+                await client.barrier()
+            await server.until(lambda: not server.sessions)
+        stages = 'omni_ws_stage_duration_seconds_count{stage="%s"} 1.0'
+        metrics = (await call(server.port, "GET", "/metrics")).body.decode()
+    (request,) = spans.requests
+    assert [span.name for span in spans.stages(request)] == ["input", "queue", "engine"]
+    assert all(stages % stage in metrics for stage in ("input", "queue", "engine"))
 
 
 def test_a_server_without_tracing_never_imports_it() -> None:

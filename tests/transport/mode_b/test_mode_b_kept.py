@@ -28,6 +28,7 @@ from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
     OmniError,
+    SequenceGap,
     SessionConflict,
     SessionExpired,
     SessionNotFound,
@@ -585,9 +586,9 @@ async def test_sessions_at_rest_expire_as_if_they_had_stayed(monkeypatch: pytest
         await asyncio.sleep(200)
         await second.append(live, "c", 1)  # it is not silent
         await asyncio.sleep(99)
-        for session_id in (live, ended):
-            async with second.using(session_id):
-                pass
+        for session_id, left in ((live, 201), (ended, 1)):
+            async with second.using(session_id) as session:
+                assert session.expires_at == pytest.approx(asyncio.get_running_loop().time() + left, abs=0.1)
         await asyncio.sleep(1)
         with pytest.raises(SessionExpired):
             await second.result(ended)
@@ -602,6 +603,22 @@ async def test_sessions_at_rest_expire_as_if_they_had_stayed(monkeypatch: pytest
             with pytest.raises(SessionNotFound):
                 await first.result(session_id)
         assert (first.sessions, second.sessions) == ((0, 0), (0, 0))
+
+
+async def test_a_gap_that_stays_open_at_rest_fails_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "time", Clock())
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+        await first.append(session_id, "c", 2)
+        await first.finish(session_id)
+        for server in (first, second, first):
+            async with server.using(session_id) as session:
+                assert session.live
+                await rest()
+            await asyncio.sleep(4)
+        async with second.using(session_id) as session:  # after more than 10 s
+            await rest()
+            assert isinstance(session.error, SequenceGap)
 
 
 async def test_while_the_store_is_gone_sessions_stay_and_are_given_back_when_it_is_there_again() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -17,6 +19,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import TextOutput, TranscriptOutput
+from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.routes.openai import KNOWN_SEC, MAX_ANSWERS, MAX_CHARACTERS, SpokenAnswers
 
 CHAT = "/v1/chat/completions"
@@ -139,6 +142,38 @@ async def test_an_answer_by_its_id_stands_for_what_was_said(streams: bool) -> No
             assert refusal.error["param"] == f"messages[1].audio{place}"
     assert [one.text for one in engine.requests[1].history] == ["Go", "I cannot move."]
     assert [one.text for one in engine.requests[2].history] == ["Go", "Never."]
+
+
+async def test_a_refusal_that_is_sent_back_is_what_was_said() -> None:
+    """OpenAI's packages send a message back as they got it, with all of its fields."""
+    engine = CapableEngine([TextOutput("I must not.", refusal=True)])
+    async with live_server(engine) as server:
+        refused = (await ask(server, user(text("Go")))).json()["choices"][0]["message"]
+        assert (refused["content"], refused["refusal"]) == (None, "I must not.")
+        assert (await ask(server, user(text("Go")), refused, user(text("Why?")))).status == 200
+        wrong = await ask(server, user(text("Go")), {**refused, "refusal": 5}, user(text("Why?")))
+        assert (wrong.status, wrong.error["param"]) == (400, "messages[1].refusal")
+    assert [one.text for one in engine.requests[1].history] == ["Go", "I must not."]
+
+
+async def test_an_answer_is_known_by_its_id_when_its_end_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has read ``[DONE]`` may ask on at once, or close the connection, which ends the handler."""
+    goes_on, end = asyncio.Event(), HttpExchange.end
+
+    async def end_and_wait(exchange: HttpExchange, parts: Sequence[bytes] = ()) -> None:
+        await end(exchange, parts)
+        await goes_on.wait()
+
+    monkeypatch.setattr(HttpExchange, "end", end_and_wait)
+    engine = CapableEngine([TextOutput("I cannot "), TextOutput("move.")])
+    async with live_server(engine) as server:
+        spoken = {**SPOKEN, "audio": {"format": "pcm16"}, "stream": True, "request_id": "abc"}
+        await ask(server, user(text("Go")), **spoken)
+        answer = {"role": "assistant", "audio": {"id": "audio_abc"}}
+        response = await ask(server, user(text("Go")), answer, user(text("Why?")))
+        goes_on.set()
+    assert response.status == 200, response.body
+    assert [one.text for one in engine.requests[1].history] == ["Go", "I cannot move."]
 
 
 async def test_an_answer_to_another_key_is_unknown() -> None:

@@ -561,6 +561,8 @@ BAD_QUERIES: list[tuple[str, str | None]] = [
     ("sampling=5&sampling.top_p=1", "sampling"),
     ("input_audio=5", "input_audio"),
     ("input_audio.sample_rate=loud", "input_audio.sample_rate"),
+    ("input_audio.language=xx", "input_audio.language"),
+    ("input_audio.keywords=5", "input_audio.keywords"),
     ("modalities=smell", "modalities"),
     ("stream=perhaps", "stream"),
     (".".join(["stage_params"] + ["a"] * 100) + "=1", None),

@@ -16,7 +16,7 @@ from support.exhausted import full_disk
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import SESSIONS
 from support.native_client import native_client
-from support.raw_http import RawResponse, post, raw_client, request
+from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
 
 from omni_ws.config import ConfigurationError
@@ -30,6 +30,7 @@ from omni_ws.errors import ShuttingDown
 from omni_ws.server import create_app
 from omni_ws.service.sessions.admission import DailyUseFile
 from omni_ws.service.sessions.session import Sessions
+from omni_ws.transport.http.media_fetch import MediaReader
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -400,6 +401,37 @@ async def test_an_answer_that_takes_longer_ends_with_its_session() -> None:
         assert streamed.status == 200
         assert b"event: error" in streamed.body
         assert b"rate_limited" in streamed.body
+
+
+@pytest.mark.parametrize(
+    ("headers", "begin", "rest"),
+    [
+        (("Content-Type: application/json",), b"{", json.dumps(BODY).encode()[1:]),
+        (("X-Streaming-Input: true",), b" \n", b'{"text": "hello"}\n'),
+    ],
+)
+async def test_a_request_whose_body_takes_longer_ends(headers: tuple[str, ...], begin: bytes, rest: bytes) -> None:
+    head = request("POST", CHAT, "Authorization: Bearer ann", "Transfer-Encoding: chunked", *headers)
+    async with live_server(keys=(ann(max_session_sec=2),)) as server, raw_client(server.port) as client:
+        await client.send(head, chunked(begin, end=False))
+        await asyncio.sleep(3)
+        await client.send(chunked(rest))
+        over = await client.response()
+        assert (over.status, over.error["code"]) == (429, "rate_limited")
+
+
+async def test_a_session_that_opens_too_late_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The media of a body are read before its session opens."""
+    read = MediaReader.read
+
+    async def read_slowly(reader: MediaReader, *given: Any) -> Any:
+        await asyncio.sleep(3)
+        return await read(reader, *given)
+
+    monkeypatch.setattr(MediaReader, "read", read_slowly)
+    async with live_server(keys=(ann(max_session_sec=2),)) as server:
+        over = await chat(server)
+        assert (over.status, over.error["code"]) == (429, "rate_limited")
 
 
 async def test_an_answer_that_takes_less_is_whole() -> None:

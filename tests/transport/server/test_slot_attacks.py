@@ -16,6 +16,7 @@ from support.raw_http import RawClient, call, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
 from support.telephones import asterisk_call, phone_gateway
 
+from omni_ws.audio.container import wav_header
 from omni_ws.caller.script import beside
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import ShuttingDown
@@ -85,6 +86,7 @@ async def _session(server: Address) -> bool:
 
 BODY = b'{"messages":[{"role":"user","content":"hello"}]}'
 STREAMING = "X-Streaming-Input: true"
+WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
 GOING = ShuttingDown("the server is shutting down")
 
 
@@ -282,11 +284,18 @@ async def test_a_head_takes_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "content"), [("application/x-ndjson", b'{"text": "hello"}\n'), ("audio/pcm", b"{")]
+    ("headers", "content"),
+    [
+        ([STREAMING, "Content-Type: application/x-ndjson"], b'{"text": "hello"}\n'),
+        ([STREAMING, "Content-Type: audio/pcm"], b"{"),
+        (["Content-Type: application/x-ndjson"], b'{"text": "hello"}\n'),
+        (["Content-Type: application/x-www-form-urlencoded"], b'{"text": "hello"}\n'),
+        (["Content-Type: application/x-www-form-urlencoded"], WAV),
+    ],
 )
-async def test_a_streamed_body_has_its_place_from_its_first_byte(content_type: str, content: bytes) -> None:
+async def test_a_streamed_body_has_its_place_from_its_first_byte(headers: list[str], content: bytes) -> None:
     async with live_server(limits={"max_sessions": 1}) as server, raw_client(server.port) as live:
-        await live.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked", f"Content-Type: {content_type}"))
+        await live.send(request("POST", CHAT, "Transfer-Encoding: chunked", *headers))
         await server.until(lambda: server.running._connections.busy == 1)
         assert server.sessions == 0
         await live.send(chunked(content, end=False))
