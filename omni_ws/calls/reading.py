@@ -304,7 +304,7 @@ def _timed_words(words: Any) -> list[dict[str, Any]]:
 # CallReading, with its decoders and its list of frames
 
 
-#: Each open decoder occupies a thread. Answers come one after the other, so that few streams go on at once.
+#: Each open decoder occupies a thread. Answers come one after the other, so that few streams go on simultaneously.
 MOST_OPEN: Final = 8
 
 

@@ -338,7 +338,7 @@ class OutgoingInput:
         return request
 
     def _named(self, request_id: str, *, ref: str | None, turn_id: str | None) -> OutgoingRequest | None:
-        """Return the unfinished request with this id, or else the one that was sent with this name."""
+        """Return the unfinished request with this id, or else the first one without an id that was sent as ``ref``."""
         self._names = self._names or ref is not None or turn_id is not None
         unnamed = (request for request in self.requests if request.request_id is None and request.ref == ref)
         return self.find(request_id) or (None if ref is None else next(unnamed, None))

@@ -112,9 +112,9 @@ class ClientLimits:
     keepalive_sec: float = 20
     slowest_bytes_per_sec: int = 16_000
     #: The delay before each attempt to reconnect, for the half minute in which servers keep sessions; another replica
-    #: may continue the session at once. The sequence starts over once the server has acknowledged something new: input
-    #: that it never had, output of a resumed session, or a ping after a silence. That a connection opens is not enough:
-    #: whatever ended the last connection may end the next one.
+    #: may continue the session immediately. The sequence starts over once the server has acknowledged something new:
+    #: input that it never had, output of a resumed session, or a ping after a silence. That a connection opens is not
+    #: enough: whatever ended the last connection may end the next one.
     reconnect_delays: tuple[float, ...] = (0, 0.05, 0.1, 0.2, 0.4, 0.8, *(1,) * 40)
     #: The time for the handshake of the first attempt to reconnect: behind a front, a server that hangs accepts it and
     #: never answers. Each further attempt has twice as long, up to ``open_timeout``.

@@ -160,7 +160,7 @@ class InputStream:
         self.gap_since: float | None = None
         #: Since when the clocks have been stopped.
         self._held_since: float | None = None
-        #: The number of duplicates, filled gaps, ends of input and discarded chunks, which are acknowledged at once.
+        #: The number of duplicates, filled gaps, ends of input and discarded chunks; each is acknowledged immediately.
         self.notable_events = 0
 
     # input

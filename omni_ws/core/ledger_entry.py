@@ -391,7 +391,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
         return self.kept
 
     def keep_no_audio(self) -> int:
-        """Drop the unheard part. Return the bytes that were charged for it."""
+        """Drop the kept part of the answer that was not heard. Return the bytes that were charged for this part."""
         kept, self.kept = self.kept, None
         return 0 if kept is None else kept.charged + kept.aside_cost
 

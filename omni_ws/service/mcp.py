@@ -503,7 +503,7 @@ def _text_of(content: list[Any], structured: Any) -> str:
 # saved session. A session that another server goes on with has no MCP servers until its client names them again.
 
 
-#: The most calls that the server makes in one turn of the user; further ones fail at once.
+#: The most calls that the server makes in one turn of the user; further ones fail immediately.
 MAX_CALLS: Final = 8
 #: Rounds of further calls in one turn that the model is told have failed; those of later rounds are dropped.
 MAX_REFUSED_ROUNDS: Final = 2

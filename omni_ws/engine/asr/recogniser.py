@@ -265,7 +265,7 @@ class StretchedText:
             self.readings += 1
 
 
-# Slots: how many requests may be listened to at once.
+# Slots: how many requests may be listened to simultaneously.
 
 RETRY_AFTER_MS: Final = 1000
 #: How long a request waits for a slot before it is refused: its speaker waits for an answer.

@@ -340,7 +340,7 @@ class _Stretch(OutputFilter):
         except ChannelClosed:
             pass  # the client, or the LLM, has ended
         except Exception as error:
-            # Reported at once, because the speaker may say nothing more for a while.
+            # Reported immediately, because the speaker may say nothing more for a while.
             self._outputs.fail(error)
         finally:
             self._heard.discard()

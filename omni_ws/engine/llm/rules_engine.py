@@ -228,7 +228,7 @@ class Matcher:
         return _answered((meant,), asked)
 
     def exactly(self, asked: Asked) -> Understood | None:
-        """Return the match of a key of a ``first`` intent, of a phrase or of slots; None if nothing fits."""
+        """Return the match of a key of an intent marked ``first``, of a phrase or of slots; None if nothing fits."""
         urgent = (intent for runs, intent in self._urgent if _stand_in(f" {asked.words} ", runs))
         return _answered(urgent, asked) or self.fitting(asked)
 

@@ -163,7 +163,7 @@ BY_OWNER: Final[Mapping[str, Dialect]] = {
 }
 
 #: Servers that close the connection after a streamed response, though its headers do not say so. llama.cpp's last chunk
-#: ends as cpp-httplib ends an aborted response; a request that follows at once on the connection is then lost.
+#: ends as cpp-httplib ends an aborted response; a request that follows immediately on the connection is then lost.
 CLOSE_AFTER_STREAM: Final = frozenset({Dialect.LLAMA_CPP})
 
 #: Servers that go on with the text of a last message of the assistant, with the fields that ask for it. llama.cpp does

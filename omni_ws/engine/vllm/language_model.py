@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How often the process is checked, in seconds. Requests in progress notice its death at once.
+#: How often the process is checked, in seconds. Requests in progress notice its death immediately.
 WATCH_SEC: Final = 0.1
 #: How long the processes may take to exit before they are killed, in seconds. No work is left by then, but Python takes
 #: seconds to tear down torch and vLLM.

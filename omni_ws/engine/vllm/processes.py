@@ -115,7 +115,7 @@ def reap(server: int, mark: str) -> None:
 
     Meanwhile this process ignores SIGINT, SIGTERM and SIGHUP.
     """
-    # Whoever ends all processes of a service at once ends the server, too, which may take its time.
+    # Whoever ends all processes of a service together ends the server, too, which may take its time.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.getppid() == server:

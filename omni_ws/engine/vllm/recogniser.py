@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-#: How many requests may be listened to at once; a lower ``max_num_seqs`` takes precedence.
+#: How many requests may be listened to simultaneously; a lower ``max_num_seqs`` takes precedence.
 MAX_TALKERS: Final = 64
 #: How much speech, in samples, the first interim text of an utterance needs.
 FIRST_INTERIM_SAMPLES: Final = SAMPLE_RATE // 2

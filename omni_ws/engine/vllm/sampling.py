@@ -619,7 +619,7 @@ class SpokenTokens:
     def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
         self._splitter = splitter
         self._thinking = splitter is not None and splitter.thinks
-        #: None if all text is passed on at once.
+        #: None if all text is passed on immediately.
         self._aligned: AlignedTokens[Placed] | None = None
         if splitter is not None or parameters.stop:
             self._aligned = AlignedTokens(tokenizer, parameters)
@@ -628,7 +628,7 @@ class SpokenTokens:
         self._held = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
-        """Return the tokens whose text is passed on now, which is ``text``; ``piece`` is vLLM's next output."""
+        """Return the tokens of ``text``, the text that is passed on now; ``piece`` is vLLM's next output."""
         tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
         self._count += len(tokens)
         finished = piece.finish_reason is not None

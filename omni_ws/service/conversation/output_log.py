@@ -163,7 +163,7 @@ FAIR_SHARE_BYTES: Final = 64 * 1024
 #: Bytes of the messages that were taken, and that a record of the session in a store has: some seconds of sound.
 SAVED_BYTES: Final = 512 * 1024
 #: Outputs that follow another this soon are written together, with fewer system calls. At the pace of a model or a
-#: microphone, each output is written at once.
+#: microphone, each output is written immediately.
 COALESCE_SEC: Final = 0.001
 
 
@@ -244,7 +244,7 @@ class OutputLog:
         self.reader: Attachment = NOBODY
         self._when_full: Callable[[], None] = _unnoticed
         self._when_room: Callable[[float], None] = _unnoticed
-        #: When an output last went to the reader at once.
+        #: When an output last went to the reader immediately.
         self.written_at = -math.inf
         self._write_timeout = write_timeout
         self._now = now

@@ -66,7 +66,7 @@ class PolicyStart(NamedTuple):
     at: float
     trigger: StartTrigger
     sequence_id: int | None
-    #: Chunks that the engine gets at once.
+    #: How many chunks the engine gets immediately.
     chunks: int
 
 

@@ -129,7 +129,7 @@ def _is_address(name: str) -> bool:
 
 #: When a client that finds no slot is advised to retry, since nobody can predict when one becomes free.
 SLOT_RETRY_MS: Final = 1000
-#: How much input a key may send at once after a silence, in seconds of its rate.
+#: How much input a key may send in one burst after a silence, in seconds of its rate.
 INPUT_BURST_SEC: Final = 1.0
 #: A session that has been open for so long without any content may lose its slot to another.
 EMPTY_SEC: Final = 10.0

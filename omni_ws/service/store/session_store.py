@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 #: ``slow_sec`` whether it is busy.
 _BUSY_SEC: Final = 2.0
 _TICKS: Final = 5
-#: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
+#: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few run simultaneously, as
 #: commits must not wait behind a thousand clients that come back.
 ANSWER_SEC: Final = 5.0
 _QUESTIONS: Final = 4

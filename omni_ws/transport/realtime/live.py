@@ -345,7 +345,7 @@ class LiveDialect(SessionDialect):
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_store(self, start: MediaStart) -> None:
-        """Raise UnsupportedParameter if the client wants to store the session, but neither audio nor text can be."""
+        """Raise UnsupportedParameter if the client asks for ``store``, but nothing stores or records the session."""
         recording = self._session.recording
         if start.store and self.factory.store is None and (recording is None or not recording.has_sound):
             why = "this session is not recorded" if self.factory.config.record else "nothing is recorded (--record)"

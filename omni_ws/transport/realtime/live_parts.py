@@ -524,7 +524,7 @@ class SpokenText:
 # meanwhile. The text of a response without calls is the result, told at the next pause (see ``Tellings``).
 #
 # The client's items wait in a buffer for ``response.create``. That goes on with every response whose calls all have
-# their outputs: two pieces of work at once do not wait for each other. Messages begin a response of no delegation.
+# their outputs: two simultaneous pieces of work do not wait for each other. Messages begin a response of no delegation.
 
 
 #: The function by which the model hands work over. The session does not wait for its result.
