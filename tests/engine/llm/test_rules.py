@@ -674,6 +674,7 @@ def test_chance_is_drawn_from_the_seed_or_the_time() -> None:
     assert set(tossed) == {"Heads.", "Tails."}
     assert int(reply("give me a number between 5 and 7").rstrip(".")) in (5, 6, 7)
     assert reply("Should I have tea or coffee?") in ("Tea.", "Coffee.")
+    assert is_unknown(reply("Should I buy it or not?"))
 
 
 @pytest.mark.parametrize("over", [0, 1])
