@@ -58,10 +58,16 @@ async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> A
     Yields the host and port once the server is ready. Raises NoServer.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "omni_ws", "serve", "--log-level=warning", *flags(settings), *more]
+    # Not the current folder, whose files may have the names of modules, but what this process has on its path.
+    path = os.pathsep.join(place or os.curdir for place in sys.path)
+    command = [sys.executable, "-P", "-m", "omni_ws", "serve", "--log-level=warning", *flags(settings), *more]
     # Ctrl-C at the terminal is for the command, which ends the server itself.
     process = await asyncio.create_subprocess_exec(
-        *command, f"--port={port}", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, process_group=0
+        *(*command, f"--port={port}"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        process_group=0,
     )
     try:
         await _ready(process, port)

@@ -52,9 +52,11 @@ def default_port(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.slow
 async def test_without_a_server_one_runs_as_long_as_the_talk(
-    default_port: int, monkeypatch: pytest.MonkeyPatch
+    default_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
+    (tmp_path / "queue.py").write_text("raise SystemExit('a file of the user, and no module of the server')\n")
+    monkeypatch.chdir(tmp_path)
 
     @asynccontextmanager
     async def noted(settings: dict[str, Any]) -> AsyncIterator[str]:

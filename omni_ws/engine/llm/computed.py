@@ -501,8 +501,8 @@ def number(asked: Asked, slots: Slots) -> str | None:
 def choice(asked: Asked, slots: Slots) -> str | None:
     parts = re.split(r",\s*(?:or\s+|and\s+)?|\s+(?:or|and)\s+", slots["things"])
     things = [thing for part in parts if (thing := part.strip(" ,?.!"))]
-    if not 2 <= len(things) <= 20 or max(map(len, things)) > 60:
-        return None
+    if not 2 <= len(things) <= 20 or max(map(len, things)) > 60 or things[-1].lower() == "not":
+        return None  # "or not" asks for advice
     chosen = asked.chance.choice(things)
     return f"{chosen[:1].upper()}{chosen[1:]}."
 

@@ -99,6 +99,7 @@ def test_date_is_told(text: str) -> None:
         ("When was Easter?", "Easter was Sunday, April 21, 2030."),
         ("When is Halloween this year?", "Halloween is Friday, October 31, 2031."),
         ("What day was New Year's Day this year?", "New Year's Day was Wednesday, January 1, 2031."),
+        ("What is the date of New Year this year?", "New Year's Day was Wednesday, January 1, 2031."),
         ("What day was July 4th?", "July 4, 2030 was a Thursday."),
         ("What day was February 29th?", "February 29, 2028 was a Tuesday."),
         ("What day was Friday?", "Friday was Friday, February 28, 2031."),
@@ -673,6 +674,7 @@ def test_chance_is_drawn_from_the_seed_or_the_time() -> None:
     assert set(tossed) == {"Heads.", "Tails."}
     assert int(reply("give me a number between 5 and 7").rstrip(".")) in (5, 6, 7)
     assert reply("Should I have tea or coffee?") in ("Tea.", "Coffee.")
+    assert is_unknown(reply("Should I buy it or not?"))
 
 
 @pytest.mark.parametrize("over", [0, 1])
