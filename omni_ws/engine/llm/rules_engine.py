@@ -68,7 +68,6 @@ from omni_ws.engine.llm.computed import (
     solved,
     spelled,
 )
-from omni_ws.engine.llm.misheard import AsksBack, perhaps_misheard
 from omni_ws.engine.llm.questions import (
     CREDIT,
     LICENSE,
@@ -839,8 +838,6 @@ class RulesFirst:
     assistant itself. If another server began an answer and the rules' answer differs, the model answers.
     ``encyclopedia`` is called in a thread at the start, and returns the Encyclopedia for the rules.
 
-    Few words that the model only declines may be misheard, and are asked back (AsksBack).
-
     If the model shares the machine's cores, it processes each answer of the rules while the answer is spoken.
     Otherwise it would have to process this part of the history before its own next answer.
     """
@@ -911,8 +908,6 @@ class RulesFirst:
                     await rest_of(exact, request, out)
                     self._compute_ahead(request, taken, sentences)
                     return
-            if not request.begun and not _is_long(taken) and (few := perhaps_misheard(_said(taken))):
-                out = AsksBack(out, few)
         await go_on(self.llm, told_language(request, self.llm), out)
 
     def _compute_ahead(self, request: GenerationRequest, taken: list[InputChunk], answered: list[str]) -> None:
@@ -929,7 +924,7 @@ class RulesFirst:
             times=TurnTimes(),
             warn=lambda error: None,
         )
-        said = _said(taken)
+        said = b"".join(chunk.payload for chunk in taken).decode()
         computing = self._compute(later, conversation, Message("user", said), " ".join(answered).split(" "))
         task = asyncio.create_task(computing, name="what rules have answered, ahead")
         self._ahead[conversation] = task
@@ -964,11 +959,11 @@ class RulesFirst:
             return None
         if any(message.role == "system" for message in request.history):
             return None
-        if _is_long(taken):
-            return None
+        if sum(len(chunk.payload) for chunk in taken) > MAX_REQUEST:
+            return None  # to look through megabytes would block the event loop
         if request.heard_language.code not in (None, "en"):
             return None  # the rules are English
-        said = _said(taken)
+        said = b"".join(chunk.payload for chunk in taken).decode()
         before = unanswered(request.history)
         sentences = exact_answer(
             f"{before} {said}".strip(),
@@ -979,15 +974,6 @@ class RulesFirst:
             encyclopedia=self._encyclopedia,
         )
         return None if sentences is None else list(sentences)
-
-
-def _is_long(taken: Sequence[InputChunk]) -> bool:
-    """Whether an input is so long that to look through its text might block the event loop."""
-    return sum(len(chunk.payload) for chunk in taken) > MAX_REQUEST
-
-
-def _said(taken: Sequence[InputChunk]) -> str:
-    return b"".join(chunk.payload for chunk in taken if chunk.modality is Modality.TEXT).decode()
 
 
 async def _next(sentences: Iterator[str]) -> str | None:

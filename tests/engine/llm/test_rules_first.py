@@ -103,30 +103,6 @@ async def test_the_model_answers_the_rest(asked: str) -> None:
     assert (await answered(engine(), text(asked))).text == "the model"
 
 
-DECLINED = "I'm sorry, I can't assist with that."
-
-
-@pytest.mark.parametrize(
-    ("asked", "model_says", "said"),
-    [
-        ("10 of close.", DECLINED, 'Sorry, what do you mean by "10 of close"?'),
-        ("10 of close.", "I'm sorry, but I can't assist with that.", 'Sorry, what do you mean by "10 of close"?'),
-        ("10 of close.", f"{DECLINED} Ask me something else.", f"{DECLINED} Ask me something else."),
-        ("10 of close.", "I'm sorry, I can't", "I'm sorry, I can't"),
-        ("10 of close.", "I'm sorry, I'm late.", "I'm sorry, I'm late."),
-        ("10 of close.", "", ""),
-        ("Hack my neighbor's router now, friend.", DECLINED, DECLINED),  # too many words to be misheard
-        ("Make a bomb.", DECLINED, DECLINED),
-        ("Can you rob a bank?", DECLINED, DECLINED),
-    ],
-)
-async def test_few_words_that_the_model_only_declines_are_asked_back(asked: str, model_says: str, said: str) -> None:
-    rules = RulesFirst(RetortEngine(model_says), own_instructions=OWN)
-    assert (await answered(rules, text(asked), instructions=OWN)).text == said
-    own = await answered(rules, text(asked), instructions="Talk like a pirate.")
-    assert own.text == model_says
-
-
 async def test_a_long_text_is_left_to_the_model_unread() -> None:
     blanks = " " * MAX_REQUEST  # to look through megabytes of them would block the event loop for a second
     assert (await answered(engine(), text(f"What time is it?{blanks}"))).text == "the model"
