@@ -70,7 +70,9 @@ class Metrics:
             "later; or `failed`.",
             "outcome",
         )
-        self.sessions_opened = self._counter("sessions_opened", "Sessions opened.", "origin")
+        self.sessions_opened = self._counter(
+            "sessions_opened", "Sessions opened here, or taken from the store, each time.", "origin"
+        )
         self.session_seconds = self._histogram(
             "session_duration_seconds", "Duration of ended sessions.", LONG, "origin"
         )

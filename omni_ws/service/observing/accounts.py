@@ -80,9 +80,11 @@ class Accounts:
             case AnswerPlayed(timeline=timeline) if timeline.outcome is not None:
                 self._count_played(session, timeline)
                 _log_played(session, timeline)
-            case RequestEnded():
+            case RequestEnded(outcome=outcome):
                 self._count_input(session.session_id)
-                self._request_ended(session, observation)
+                self._metrics.input_audio_seconds.inc(outcome.new_audio_ms / 1000)
+                if not outcome.elsewhere:
+                    self._request_ended(session, observation)
 
     # requests
 
@@ -116,7 +118,6 @@ class Accounts:
             if isinstance(failure, EngineFailed) and failure.param is not None:
                 metrics.part_failures.labels(failure.param).inc()
         metrics.request_seconds.labels(session.origin).observe(outcome.at - timeline.opened)
-        metrics.input_audio_seconds.inc(final.usage.input_audio_ms / 1000)
         metrics.output_audio_seconds.inc(final.usage.output_audio_ms / 1000)
         self._count_times(session, timeline, final)
         metrics.player_underruns.inc(player.underruns)

@@ -103,7 +103,11 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a request. ``error`` is the reason why the answer is not whole; None without an error."""
+    """The end of a request. ``error`` is the reason why the answer is not whole; None without an error.
+
+    ``elsewhere``: the request ends only here. It goes on where its session is taken from the store, and counts there.
+    ``new_audio_ms`` is the duration of its input audio without what has counted elsewhere.
+    """
 
     at: float
     final: FinalChunk
@@ -111,6 +115,8 @@ class Outcome:
     received_chunks: int
     received_bytes: int
     player: PlayerStatistics
+    elsewhere: bool
+    new_audio_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +170,15 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 class SessionTimeline:
     """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("_input", "before", "opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "before", "leaves", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
         self._input: InputStream | None = None
         #: How much input the session had accepted when it was restored here.
         self.before = NO_INPUT
+        #: See ``goes_elsewhere``.
+        self.leaves = False
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
@@ -194,6 +202,10 @@ class SessionTimeline:
             return NO_INPUT
         reorder = stream.reorder
         return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
+
+    def goes_elsewhere(self) -> None:
+        """Note that the session leaves this process for the store, with requests of which nothing was answered yet."""
+        self.leaves = True
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
@@ -231,6 +243,7 @@ class RequestTimeline:
     """
 
     __slots__ = (
+        "_counted_audio_ms",
         "_report",
         "_session",
         "_wall_ns",
@@ -291,6 +304,8 @@ class RequestTimeline:
         self.withdrawn = False
         #: See ``note_heard_later``.
         self.heard_later = False
+        #: The duration of the input audio that has counted elsewhere, as the session was there.
+        self._counted_audio_ms = 0
         session.add(self)
 
     # reading
@@ -356,6 +371,10 @@ class RequestTimeline:
         What the server says unasked reserves nothing, and neither does a request that another server has admitted.
         """
         self.admitted = True
+
+    def note_counted(self, audio_ms: int) -> None:
+        """Note that so much input audio has counted elsewhere: the session was given back to the store there."""
+        self._counted_audio_ms = audio_ms
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:
         """Record that the start policy has fired: from now on the request waits for the engine."""
@@ -447,6 +466,8 @@ class RequestTimeline:
             received_chunks=received_chunks,
             received_bytes=received_bytes,
             player=player,
+            elsewhere=self._session.leaves,
+            new_audio_ms=max(0, final.usage.input_audio_ms - self._counted_audio_ms),
         )
         self._forget_if_over()
         self._report(RequestEnded(self, self.outcome, content))

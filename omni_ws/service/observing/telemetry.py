@@ -142,10 +142,10 @@ class RequestSpans:
                 if parent is not None:
                     # An engine that has not released a request by now is not waited for.
                     for timeline in session_timeline.unfinished.values():
-                        if not timeline.withdrawn:
+                        if not _ends_elsewhere(timeline):
                             self._export(session, timeline, parent)
             case RequestReached(timeline=timeline) | RequestEnded(timeline=timeline) if (
-                timeline.is_over and not timeline.withdrawn
+                timeline.is_over and not _ends_elsewhere(timeline)
             ):
                 parent = self._parents.get(session.session_id)
                 if parent is not None:
@@ -224,6 +224,11 @@ class RequestSpans:
         )
         self._processor.on_end(span)
         return _Place(request, context)
+
+
+def _ends_elsewhere(timeline: RequestTimeline) -> bool:
+    """Return whether a request was taken back, or goes on where its session is taken from the store."""
+    return timeline.withdrawn or (timeline.outcome is not None and timeline.outcome.elsewhere)
 
 
 def _attributes(

@@ -462,13 +462,18 @@ class Admission:
             self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count the use of a request when it has ended, however it ended. Other observations are ignored."""
+        """Count the use of a request when it has ended, however it ended. Other observations are ignored.
+
+        Of a request that goes on elsewhere, only the new input audio counts here.
+        """
         if isinstance(observation, RequestEnded):
-            usage = observation.outcome.final.usage
+            outcome = observation.outcome
+            usage = outcome.final.usage
+            made_ms, tokens = usage.output_audio_ms, usage.input_tokens + usage.output_tokens
             self.spent(
                 session.owner,
-                tokens=usage.input_tokens + usage.output_tokens,
-                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                tokens=0 if outcome.elsewhere else tokens,
+                audio_ms=outcome.new_audio_ms + (0 if outcome.elsewhere else made_ms),
                 reserved=observation.timeline.admitted,
             )
 

@@ -422,6 +422,9 @@ class ModeBKeeper:
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
+        conversation = held.session.conversation
+        if conversation is not None and not held.made:
+            conversation.observed.timeline.goes_elsewhere()
         self.drop(held)
         self.registry.discard(held.session)
 
@@ -555,6 +558,10 @@ class ModeBKeeper:
         try:
             with refused_as_not_found():
                 await _go_through(session, log)
+            if session.conversation is not None:  # the input of the log has counted elsewhere, too
+                session.conversation.observed.timeline.goes_on()
+                for request in session.conversation.queue.requests:
+                    request.timeline.note_counted(request.usage(None).input_audio_ms)
             if lease is not None and lease.lost:  # meanwhile
                 raise held_elsewhere()
         except BaseException:

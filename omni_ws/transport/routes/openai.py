@@ -361,6 +361,7 @@ class TranscriptionRoutes(GenerationRoutes):
 
     async def translations(self, exchange: HttpExchange) -> None:
         """Respond with a transcript in English. Raises UnsupportedParameter if the engine cannot translate."""
+        self._authenticator.authenticate(exchange.request)  # before the engine is told of
         if not self._sessions.engine.capabilities.translates:
             raise UnsupportedParameter("translation is not supported by this engine", param="model")
         await self._transcribe(exchange, AnswerOptions(translate=True))

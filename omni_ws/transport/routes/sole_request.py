@@ -13,7 +13,17 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import AnyOutput, FinalChunk, FinishReason, InputChunk, OutputChunk, OutputModality, Usage
+from omni_ws.core.chunks import (
+    AnswerWarning,
+    AnyOutput,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    OutputChunk,
+    OutputModality,
+    UrlCitation,
+    Usage,
+)
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service import unexpected
@@ -40,8 +50,8 @@ class ChainedAnswer:
     """A filter of the messages of an HTTP request with MCP servers, whose client gets a single answer.
 
     For this one answer, the conversation may give several, one after each round of MCP calls. The filter drops the MCP
-    calls, keeps the calls of the client's own functions, sums the usage, and closes the conversation at the last
-    answer.
+    calls, keeps the calls of the client's own functions, sets the texts of the answers apart, gathers the usage, the
+    warnings and the citations, and closes the conversation at the last answer.
     """
 
     def __init__(self, conversation: Conversation, mcp: ToolServers) -> None:
@@ -50,15 +60,28 @@ class ChainedAnswer:
         #: The indices of function calls as the client sees them, by request id and the engine's index.
         self._shown: dict[tuple[str, int], int] = {}
         self._usage = Usage()
+        self._warnings: list[OmniError | AnswerWarning] = []
+        self._citations: list[UrlCitation] = []
         self._finals = 0
+        #: The length of the text that the client has, the request that its last part answers, where this part begins,
+        #: and whether it ends in white space.
+        self._length = 0
+        self._speaking, self._begins_at = "", 0
+        self._ends_blank = True
 
     def passes(self, message: ServerMessage) -> ServerMessage | None:
         """Return the message to send to the client; None for a message that the client does not get."""
         if isinstance(message, OutputChunk):
-            return self._call(message) if message.tool_call is not None else message
+            if message.tool_call is not None:
+                return self._call(message)
+            is_text = message.modality is OutputModality.TEXT and message.text and not message.refusal
+            return self._text(message) if is_text else message
         if not isinstance(message, FinalChunk):
             return message
         self._usage = _sum(self._usage, message.usage)
+        self._warnings += message.warnings
+        at = self._begins_at
+        self._citations += (replace(one, start=one.start + at, end=one.end + at) for one in message.citations)
         self._finals += 1
         if self._mcp.working(message.request_id):
             return None
@@ -69,8 +92,25 @@ class ChainedAnswer:
         reasons = (reason,) * len(message.finish_reasons)
         times = message.times if self._finals == 1 else {}  # of several, they are those of the last answer alone
         return dataclasses.replace(
-            message, usage=self._usage, finish_reason=reason, finish_reasons=reasons, times=times
+            message,
+            usage=self._usage,
+            finish_reason=reason,
+            finish_reasons=reasons,
+            times=times,
+            warnings=tuple(self._warnings),
+            citations=tuple(self._citations),
         )
+
+    def _text(self, chunk: OutputChunk) -> OutputChunk:
+        """Return a piece of an answer's text, the first one after what sets it apart from the answer before."""
+        text = chunk.text
+        if chunk.request_id != self._speaking:
+            apart = "" if self._ends_blank or text[0].isspace() else "\n\n"
+            self._speaking, self._begins_at = chunk.request_id, self._length + len(apart)
+            text = apart + text
+        self._length += len(text)
+        self._ends_blank = text[-1].isspace()
+        return chunk if text == chunk.text else replace(chunk, text=text)
 
     def _call(self, chunk: OutputChunk) -> OutputChunk | None:
         fragment = chunk.tool_call

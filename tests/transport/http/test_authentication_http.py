@@ -45,6 +45,7 @@ async def test_without_a_known_key_there_is_nothing() -> None:
     async with live_server(keys=KEYS) as server:
         for headers in UNKNOWN_KEYS:
             answers = [await get(server, path, *headers) for path in ("/v1/models", "/v1/models/fake")]
+            answers.append(await post(server.port, "/v1/audio/translations", b"--x--", *headers))
             for path, body in BODIES.items():
                 answers.append(await post(server.port, path, body, *headers))
                 answers.append(await post(server.port, path, body, "X-Streaming-Input: true", *headers))

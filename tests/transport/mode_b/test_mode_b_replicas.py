@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, read
 from support.mode_b_client import EVENTS, ModeBSession, create, text
 from support.raw_http import call
 from support.scripted_engines import CountingEngine, ReinedEngine, Reins
@@ -112,3 +113,27 @@ async def test_a_session_is_its_owners_at_every_server_and_its_owner_deletes_it(
         assert (await call(second.port, "DELETE", path, None, ONE)).status == 204
         assert (await here.call("GET")).status == 404
         assert (await call(second.port, "DELETE", path, None, ONE)).status == 404
+
+
+@pytest.mark.parametrize("start", ["on_end_only", "on_first_chunk"])
+async def test_what_a_session_uses_is_counted_once_however_often_it_comes_back(tmp_path: Path, start: str) -> None:
+    key = ApiKey(name="one", key_sha256=digest("sesame"), audio_seconds_per_day=60)
+    kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
+    async with live_server(keys=(key,), sessions=kept, auth={"usage_file": tmp_path / "usage.json"}) as server:
+        session = await create(server, {"start_policy": start}, ONE)
+        for number in range(3):
+            speech = base64.b64encode(bytes(3200)).decode()
+            await session.append({"sequence_id": number, "modality": "audio", "payload": speech})
+            await server.until(lambda: server.sessions == 0)  # it is in the store alone
+            await session.status()
+            await server.until(lambda: server.sessions == 0)
+        await session.finish()
+        assert (await session.completion())["usage"]["input_audio_ms"] == 300
+        counted = read(server)
+        file = server.app.sessions.daily_use_file
+        assert file is not None
+        assert file.use.used_by("one").audio_ms == 300
+        assert file.use.running_of("one") == 0
+    assert counted.value("input_audio_seconds_total") == pytest.approx(0.3)
+    assert counted.value("input_chunks_total") == 3
+    assert [one["finish_reason"] for one in counted.labels("requests_total")] == ["stop"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +14,9 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
 from support.raw_http import DONE, RawResponse, chunked, events_of, post, raw_client, request
+
+from omni_ws.core.chunks import AnswerWarning, InputChunk, UrlCitation
+from omni_ws.engine.base import GenerationRequest, TextOutput
 
 PATH = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -47,6 +51,37 @@ async def test_an_answer_has_what_the_tools_returned(reference: McpUnderTest) ->
         assert "tool_calls" not in choice["message"]
         assert response.json()["usage"]["total_tokens"] == 4
         assert [one.role for one in engine.requests[-1].history] == ["user", "assistant"]
+
+
+class _Wordy(CallingEngine):
+    """Says something before it calls a tool, and names a page and a warning in each answer."""
+
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterator[Any]:
+        *steps, end = super().steps(request, taken)
+        if not any(isinstance(step, TextOutput) for step in steps):
+            steps.insert(0, TextOutput("Let me count."))
+        (said,) = (step.text for step in steps if isinstance(step, TextOutput))
+        warning = AnswerWarning("odd", f"{said} is odd")
+        cited = UrlCitation(said, "https://example.org", 0, len(said))
+        yield from (*steps, replace(end, citations=(cited,), warnings=(warning,)))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_words_before_a_call_stand_apart_from_those_behind_it(reference: McpUnderTest, streams: bool) -> None:
+    async with live_server(_Wordy(), realtime={"mcp_servers": (reference.host,)}) as server:
+        answer = await ask(server, 'call add {"a": 2, "b": 3}', reference.tool(), stream=streams)
+    if streams:
+        chunks = [event.json() for event in events_of(answer)[:-1]]
+        content = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+        message, whole = chunks[-1]["choices"][0]["delta"], chunks[-1]
+    else:
+        whole = answer.json()
+        message = whole["choices"][0]["message"]
+        content = message["content"]
+    assert content == "Let me count.\n\n5"
+    cited = [one["url_citation"] for one in message["annotations"]]
+    assert [content[one["start_index"] : one["end_index"]] for one in cited] == ["Let me count.", "5"]
+    assert [one["message"] for one in whole["warnings"]] == ["Let me count. is odd", "5 is odd"]
 
 
 async def test_an_answer_is_streamed(reference: McpUnderTest) -> None:
