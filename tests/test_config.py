@@ -193,6 +193,16 @@ def test_an_empty_key_is_refused() -> None:
     assert load(["--api-key", "k"]).config.api_key == SecretStr("k")
 
 
+def test_text_that_is_not_utf_8_is_refused_and_a_path_need_not_be() -> None:
+    told = "{} ({}): is not UTF-8 text"
+    by_variable = problems(environ={"OMNI_WS_LLM__INSTRUCTIONS": "hi \udcff"})
+    assert by_variable == told.format("llm.instructions", "environment variable OMNI_WS_LLM__INSTRUCTIONS")
+    assert problems(["--fake.reply=\udcff"]) == told.format("fake.reply", "command line --fake.reply")
+    loaded = load(["--record", "/tmp/\udcff"])
+    assert loaded.config.record == Path("/tmp/\udcff")
+    assert 'record = "/tmp/?"' in loaded.render()
+
+
 def test_free_form_arguments_reach_vllm_as_they_were_meant() -> None:
     loaded = load(
         ["--vllm.args.max-model-len", "4096", "--vllm.args.enforce-eager", "--vllm.args.dtype=bfloat16", "--port", "9"],

@@ -103,6 +103,16 @@ def test_bad_entries_are_named_and_keys_are_not_shown(tmp_path: Path, entry: str
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "key"), [("api_key", "other"), ("ann", "s3cret")])
+def test_a_key_beside_the_file_has_a_name_of_its_own(tmp_path: Path, name: str, key: str) -> None:
+    file = write(tmp_path, f'[[keys]]\nname = "{name}"\nkey = "{key}"\ntokens_per_day = 1')
+    config = load(["--keys-file", str(file)], {"OMNI_WS_API_KEY": "s3cret"}).config
+    with pytest.raises(ConfigurationError) as caught:
+        configured_keys(config)
+    assert f"entry 1 ({name}): the setting api_key holds the same key" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "keys = []", "keys = 1", "keys = ['a']", "[keys]\nname = 'a'"])
 def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError, match="holds no key"):

@@ -62,11 +62,11 @@ def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
         if config.api_key is None
         else (ApiKey(name="api_key", key_sha256=digest(config.api_key.get_secret_value())),)
     )
-    return single + (() if config.auth.keys_file is None else load_keys(config.auth.keys_file))
+    return single + (() if config.auth.keys_file is None else load_keys(config.auth.keys_file, beside=single))
 
 
-def load_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Read a keys file, which holds at least one key.
+def load_keys(path: Path, *, beside: tuple[ApiKey, ...] = ()) -> tuple[ApiKey, ...]:
+    """Read a keys file, which holds at least one key, and none of the keys and names of those ``beside`` it.
 
     Raises ConfigurationError with every problem in the file.
     """
@@ -86,6 +86,8 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
                 found.append("an earlier key has the same name")
             if any(other.key_sha256 == key.key_sha256 for other in keys):
                 found.append("an earlier entry has the same key")
+            if any(key.name == other.name or key.key_sha256 == other.key_sha256 for other in beside):
+                found.append("the setting api_key holds the same key, or a key of this name: remove one of them")
             keys.append(key)
         problems += [f"{place}: {problem}" for problem in found]
     if problems:

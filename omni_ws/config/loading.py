@@ -267,7 +267,8 @@ def without_password(text: str) -> str:
 
 def _quoted(text: str) -> str:
     # JSON strings are valid TOML strings, except that TOML requires DEL to be escaped.
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
+    utf8 = text.encode(errors="replace").decode()  # a path need not be UTF-8
+    return msgspec.json.encode(utf8).decode().replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +385,8 @@ class Layer:
 
 
 def _from_text(setting: Setting, text: str) -> object:
+    if setting.kind not in (SettingKind.PATH, SettingKind.SECRET) and not _is_utf8(text):
+        raise ValueError("is not UTF-8 text")
     # An empty secret is more likely a mistake than the wish to have none: validation refuses it.
     if text == "" and setting.nullable and setting.kind is not SettingKind.SECRET:
         return None
@@ -395,6 +398,11 @@ def _from_text(setting: Setting, text: str) -> object:
             raise ValueError(f"takes a JSON object; or set single arguments by {setting.flag}.<name>")
         return value
     return text
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text of the environment or the command line was UTF-8 there: a path need not be."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def toml_layer(source: str | Path | None) -> Layer:

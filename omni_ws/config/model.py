@@ -218,6 +218,11 @@ _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
 #: The well-known prefix of NAT64 (RFC 6052).
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+#: What ``is_global`` takes for public, in some versions of Python or in all: NAT64 within a network (RFC 8215), IPv4 in
+#: IPv6 (RFC 4291, 2.5.5.1; RFC 2765), and site-local addresses (RFC 3879).
+_NOT_PUBLIC: Final = tuple(
+    ipaddress.IPv6Network(text) for text in ("64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96", "fec0::/10")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +293,8 @@ class MediaDomains:
             return False
         if any(domain.holds(parsed) for domain in self._domains):
             return True
+        if any(parsed in network for network in _NOT_PUBLIC):
+            return False
         return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
 
 

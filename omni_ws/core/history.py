@@ -383,6 +383,7 @@ class HistoryState(msgspec.Struct, kw_only=True):
     results: list[str]
     refs: dict[str, str]
     notes: tuple[Notes, ...] = ()
+    lost: list[str] = []
 
 
 class HistoryItems:
@@ -406,6 +407,7 @@ class HistoryItems:
         "_calls",
         "_items",
         "_left_behind",
+        "_lost",
         "_made",
         "_notes",
         "_opened",
@@ -434,6 +436,8 @@ class HistoryItems:
         self._text_bytes = 0
         #: The tokens of the items that were dropped to make room.
         self._left_behind = 0
+        #: What was dropped to make room while nothing may be left out: the role and request of each item.
+        self._lost: dict[str, None] = {}
         #: The number of items that were ever made; their ids count them.
         self._made = 0
         #: The place of each call in the items; and the ids of calls whose results are in the items.
@@ -456,7 +460,8 @@ class HistoryItems:
     @property
     def memory(self) -> int:
         """The bytes of the history without its speech, which is charged as it arrives."""
-        ids = len(self._places) + len(self._truncated) + len(self._calls) + len(self._results)
+        known = len(self._places) + len(self._truncated) + len(self._lost)
+        ids = known + len(self._calls) + len(self._results)
         notes = sum(MESSAGE_OVERHEAD_BYTES + getsizeof(one.text) for one in self._notes)
         return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs) + notes
 
@@ -596,6 +601,8 @@ class HistoryItems:
         """
         if (max_tokens, stride) != (self.max_tokens, self._stride):
             self.max_tokens, self._stride = max_tokens, stride
+            if stride:
+                self._lost = {}
             self._seek()
             self._make_room()
 
@@ -605,8 +612,11 @@ class HistoryItems:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a request that is answered now does not see all kept items: the oldest, or those that notes cover."""
-        return self._seen.first > 0
+        """Whether a request that is answered now does not see all items: the oldest, or those that notes cover.
+
+        Of items that are no longer kept, those count that were dropped under a stride of 0, until they are removed.
+        """
+        return self._seen.first > 0 or bool(self._lost)
 
     def sees_call(self, call_id: str) -> bool:
         """Return whether a request that is answered now sees the call with this id."""
@@ -747,6 +757,8 @@ class HistoryItems:
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
         """Drop the items in ``roles`` of these requests. An id may also be that of an item that a client sent."""
         places = {self._places[one] for one in request_ids if one in self._places}
+        for lost in [f"{role} {one}" for one in request_ids for role in ALL_ROLES if role in roles]:
+            self._lost.pop(lost, None)
         if not places:
             return
         start, end = self._range(min(places))[0], self._range(max(places))[1]
@@ -787,6 +799,7 @@ class HistoryItems:
             results=sorted(self._results),
             refs=self._refs,
             notes=self._notes,
+            lost=list(self._lost),
         )
 
     @classmethod
@@ -805,6 +818,7 @@ class HistoryItems:
         self._places, self._opened = state.places, state.opened
         self._refs, self._notes = state.refs, state.notes
         self._truncated, self._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
+        self._lost = dict.fromkeys(state.lost)
 
     def _range(self, place: int) -> tuple[int, int]:
         """Return the range [first, end) of the indices of the items with this place."""
@@ -883,6 +897,9 @@ class HistoryItems:
         if kept.first:
             place = self._items[kept.first - 1].place
             self._left_behind += self._tokens - kept.tokens
+            if not self._stride:
+                self._lost |= dict.fromkeys(f"{one.role} {one.request_id}" for one in self._items[: kept.first])
+                keep_newest(self._lost, MAX_REQUESTS)
             self._let_go(self._items[: kept.first])
             del self._items[: kept.first]
             self._uncover(kept.first)

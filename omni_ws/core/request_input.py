@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final, TypeAlias
@@ -198,6 +198,8 @@ class InputSettings:
     start_policy: StartPolicy
     mode: InputMode
     audio: AudioFormat = DEFAULT_INPUT_AUDIO
+    #: Reads the ``format`` of a chunk of audio; what it leaves open is that of ``audio``.
+    parse_format: Callable[[str, AudioFormat], AudioFormat] = lambda text, audio: audio
     alignment: Alignment = Alignment.ARRIVAL
     #: For ``Alignment.TIMESTAMP``, see TimestampOrder; with 0, chunks after the start keep the order of arrival.
     alignment_window_ms: float = ALIGNMENT_WINDOW_MS
@@ -295,7 +297,7 @@ class RequestInput:
             self.held_bytes += len(chunk.payload)
         events: list[InputEvent] = []
         if chunk.payload or chunk.has_content:
-            self.received.add(chunk, self._bytes_per_ms)
+            self.received.add(chunk, self._bytes_per_ms if chunk.format is None else self._rate_of(chunk))
             if self.state is _OPEN:
                 self._buffered.append(chunk)
                 policy = self.settings.start_policy
@@ -308,6 +310,13 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
+
+    def _rate_of(self, chunk: InputChunk) -> float:
+        """Return the bytes in a millisecond of a chunk that names its own format."""
+        audio = self.settings.audio
+        if chunk.modality is _AUDIO and chunk.format is not None:
+            audio = self.settings.parse_format(chunk.format, audio)
+        return audio.bytes_per_second / 1000
 
     def hold(self, size: int) -> None:
         """Add ``size`` to the held bytes, for input that was restored."""

@@ -348,7 +348,9 @@ class _OpenSession:
         if not length and call.max_tokens:
             raise InvalidValue("max_tokens requires a session with at least one token", param="max_tokens")
         max_tokens = min(call.max_tokens, session.max_length - length)
-        if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
+        begins = (ranges.first for ranges in (call.logprob_ranges, call.readout_ranges))
+        covers = any(first is not None and first < length for first in begins)
+        if not (call.tokens or max_tokens or covers):
             session.commit()
             self.awaits_engine = False
             yield TokensDone(length, 0, TokenStop.LENGTH)

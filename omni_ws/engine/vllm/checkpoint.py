@@ -472,8 +472,20 @@ def check_omni_fits(model: str, *, thinker: int, talker: int, vocoder: int, tota
 
 
 def thinker_share(voice_bytes: int, *, total: int) -> float:
-    """Return the Thinker's share (0 to 1) of a GPU of ``total`` bytes, beside a voice that takes ``voice_bytes``."""
-    return round(_ALL - (voice_bytes + 2 * _CONTEXT_BYTES) / total, 3)
+    """Return the Thinker's share (0 to 1) of a GPU of ``total`` bytes, beside a voice that takes ``voice_bytes``.
+
+    Raises ConfigurationError if the voice leaves nothing.
+    """
+    share = round(_ALL - (voice_bytes + 2 * _CONTEXT_BYTES) / total, 3)
+    if share <= 0:
+        raise ConfigurationError(
+            [
+                f"the model's own voice takes {_gb(voice_bytes)} of a GPU of {_gb(total)}, and leaves nothing for the "
+                "Thinker: take smaller vllm.omni_sessions or vllm.omni_positions, or text alone "
+                "(--vllm.omni-speech false)"
+            ]
+        )
+    return share
 
 
 def _gb(size: int) -> str:

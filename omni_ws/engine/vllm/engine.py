@@ -196,7 +196,8 @@ class OmniVoice:
     def thinker_share(self) -> float | None:
         """Return the share (0 to 1) of a GPU's memory that the processes leave for the Thinker. Blocks.
 
-        Returns None without a GPU, or if the operator set the share. Call it after ``start``.
+        Returns None without a GPU, or if the operator set the share. Call it after ``start``. Raises ConfigurationError
+        if the processes leave nothing: ``start`` does not check the size of a model that vLLM quantises.
         """
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args:

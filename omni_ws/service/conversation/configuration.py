@@ -381,6 +381,7 @@ def input_settings(config: SessionConfig) -> InputSettings:
         start_policy=start_policy(config),
         mode=config.after_start,
         audio=config.input_audio.encoded,
+        parse_format=parse_audio_format,
         alignment=config.alignment,
         alignment_window_ms=config.alignment_window_ms,
     )

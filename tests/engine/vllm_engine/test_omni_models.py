@@ -145,3 +145,12 @@ def test_the_last_byte_that_fits() -> None:
     with pytest.raises(ConfigurationError):
         check_omni_fits("model", thinker=exact + 1, talker=0, vocoder=0, total=total, gpus=1)
     assert thinker_share(0, total=total) == 0.906
+
+
+def test_a_voice_that_leaves_nothing_for_a_quantised_thinker_is_refused_with_its_size() -> None:
+    assert thinker_share(9_628_000_000, total=12 * GB) == 0.001
+    with pytest.raises(ConfigurationError) as refusal:
+        thinker_share(9_640_000_000, total=12 * GB)
+    (problem,) = refusal.value.problems
+    assert "9.6 GB of a GPU of 12.0 GB" in problem
+    assert "vllm.omni_sessions" in problem

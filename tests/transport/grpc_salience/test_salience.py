@@ -291,6 +291,9 @@ async def test_a_list_as_long_as_the_model_reads(server: SalienceServer, engine:
     asked = len(engine.calls)
     tokens, done = await server.events(session, [], 64, max_tokens=9)
     assert (len(tokens), done.prompt_tokens, done.finish_reason) == (0, 64, Done.FINISH_REASON_LENGTH)
+    decoded = [{"start": 64, "end": 2**32 - 1}]
+    _, done = await server.events(session, [], 64, max_tokens=9, logprobs_ranges=decoded, readout_ranges=decoded)
+    assert (done.completion_tokens, done.finish_reason) == (0, Done.FINISH_REASON_LENGTH)
     assert len(engine.calls) == asked
 
 

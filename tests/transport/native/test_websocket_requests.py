@@ -186,6 +186,19 @@ async def test_start_policies() -> None:
                 assert answer.reason == "stop", policy
 
 
+@pytest.mark.parametrize(
+    ("own", "bytes_per_second"), [("f32", 64_000), ("audio/pcmu;rate=8000", 8_000), ("opus", 8_000), (None, 32_000)]
+)
+async def test_a_chunk_is_as_long_as_its_own_format_says(own: str | None, bytes_per_second: int) -> None:
+    async with live_server() as server, native_client(server) as client:
+        await client.configure(start_policy={"type": "on_min_length", "min_audio_ms": 100}, modalities=["text"])
+        fields: dict[str, Any] = {} if own is None else {"format": own}
+        for size in (bytes_per_second // 10 - 4, 4, 4):
+            await client.chunk(bytes(size), **fields)
+        await client.chunk(end=True)
+        assert (await client.until("response_started"))["sequence_id"] == 1
+
+
 async def test_min_video_frames_count_images_and_video() -> None:
     async with live_server() as server, native_client(server) as client:
         await client.configure(start_policy={"type": "on_min_length", "min_video_frames": 2})

@@ -508,6 +508,21 @@ async def test_a_limit_beyond_that_of_the_server_is_told() -> None:
             assert (error["code"], error["param"]) == ("invalid_value", f"session.{param}")
 
 
+@pytest.mark.parametrize("times", [1.5, 2.5])
+async def test_a_message_beyond_the_limit_is_refused_however_long(times: float) -> None:
+    engine = CapableEngine([said("yes")])
+    limits = LimitsConfig(max_history_tokens=100)
+    async with live_server(engine, limits=limits) as server, realtime_client(server) as client:
+        await client.update(truncation="disabled")
+        item = await client.say(" ".join(map(long, range(round(times * 10)))))
+        error = await failed(client, "response.create")
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "session.truncation")
+        await client.send("conversation.item.delete", item_id=item["id"])
+        await client.until("conversation.item.deleted")
+        await talk(client, "short")
+        assert text(engine.inputs[-1]) == "short"
+
+
 @pytest.mark.virtual_clock
 async def test_a_conversation_beyond_its_limit_is_refused_if_it_is_not_to_be_cut() -> None:
     engine = HearingEngine([said("a b c d e f g h i j")], heard=[TranscriptOutput("go"), said("I go")])
