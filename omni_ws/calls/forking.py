@@ -204,6 +204,8 @@ def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
     begin, end = turn.speech
     if begin is not None:
         begin, end = max(0.0, begin - reading.story.padding_ms), min(total, (end or total) + _TAIL_MS)
+    elif reading.detects_turns(turn.opened_at):
+        return None
     else:
         ends = reading.input_ends
         if turn.asked_by is not None:

@@ -524,6 +524,8 @@ class CallReading:
         self._marks: dict[str, tuple[str, float]] = {}
         #: The ends of inputs of a native session.
         self.input_ends: list[InputEnd] = []
+        #: When turn detection was turned on or off.
+        self._detections: list[tuple[float, bool]] = []
         #: Of typed text in binary frames, one of which may end within a character.
         self._typed = getincrementaldecoder("utf-8")("replace")
         #: The numbers of chunks with typed text: a client may send one again.
@@ -705,7 +707,7 @@ class CallReading:
             return
         match fields.get("type"):
             case "session_created" | "session_updated":
-                self._configured(fields)
+                self._configured(at, fields)
             case "response_started":
                 self._answering = str(fields.get("request_id"))
             case "output_chunk":
@@ -723,7 +725,19 @@ class CallReading:
                 self._native_speech(at, kind, certain=fields.get("certain") is not False)
         self.story.tell(at, fields)
 
+    def _detect(self, at: float, is_on: bool) -> None:
+        if self.detects_turns(at) == is_on:
+            return
+        if not is_on:
+            self._input_over(at)  # what an open microphone has sent is of no later request
+        self._detections.append((at, is_on))
+
+    def detects_turns(self, at: float) -> bool:
+        """Return whether a native session detected turns at this time, so that sound without speech was dropped."""
+        return next((is_on for since, is_on in reversed(self._detections) if since <= at), False)
+
     def _native_speech(self, at: float, kind: str, *, certain: bool) -> None:
+        self._detect(at, True)
         self._duck(at, not certain)
         if certain and kind != "speech_dismissed" and self._interrupts:
             self.loudspeaker.silence(at)
@@ -738,9 +752,11 @@ class CallReading:
         if fields.get("final") and fields.get("finish_reason") == "cancelled":
             self.loudspeaker.cut(request_id, event.at)
 
-    def _configured(self, fields: Mapping[str, Any]) -> None:
+    def _configured(self, at: float, fields: Mapping[str, Any]) -> None:
         self._input = _native_format(fields.get("input_audio"), self._input)
         self._output = _native_format(fields.get("output_audio"), self._output)
+        if "turn_detection" in fields:
+            self._detect(at, isinstance(fields["turn_detection"], dict))
         if isinstance(turns := fields.get("turn_detection"), dict):
             self._interrupts = turns.get("interrupt_response") is not False
             if isinstance(padding := turns.get("prefix_padding_ms"), int | float):
