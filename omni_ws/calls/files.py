@@ -298,9 +298,9 @@ def _user(turn: CallTurn, speech: list[float | None], reading: CallReading) -> d
     if turn.heard and turn.typed:
         user["typed"] = turn.typed
     if turn.heard_words:
-        begins_ms = turn.input_begins_ms(reading.story.padding_ms)
+        begins_ms = reading.input_begins_ms(turn)
         user["words"] = [
-            _placed(word, lambda at: reading.microphone.time_of(begins_ms + at)) for word in turn.heard_words
+            _placed(word, lambda at: reading.microphone.begin_of(begins_ms + at)) for word in turn.heard_words
         ]
     return user
 

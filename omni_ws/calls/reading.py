@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from codecs import getincrementaldecoder
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,14 @@ from omni_ws.audio.container import parse_audio_format
 from omni_ws.audio.pcm import NO_SAMPLES, Samples
 from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, raw_lines, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import (
+    AudioEncoding,
+    AudioFormat,
+    Modality,
+    StartTrigger,
+    checked_channels,
+    checked_sample_rate,
+)
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
@@ -63,9 +70,8 @@ class CallTurn:
         #: The StartTrigger of the request, and the number of the chunk that started it, if one did.
         self.trigger: str | None = None
         self.asked_by: int | None = None
-        #: Where the input of the request begins, in ms of the user's sound (all that was received, in a row).
-        self.input_from_ms = 0.0
-        #: Where the speech began and stopped, in ms of the user's sound; and when the session reported the stop.
+        #: Where the speech began and stopped, in ms of the user's sound (all that was received, in a row); and when the
+        #: session reported the stop.
         self.speech: list[float | None] = [None, None]
         self.stopped_at: float | None = None
         self.typed = ""
@@ -94,13 +100,12 @@ class CallTurn:
         self.speech = [was if told is None else told for was, told in zip(self.speech, speech, strict=True)]
         self.stopped_at = self.stopped_at if stopped_at is None else stopped_at
 
-    def start(self, at: float, frame: Mapping[str, Any], *, typed: str, input_from_ms: float) -> None:
+    def start(self, at: float, frame: Mapping[str, Any], *, typed: str) -> None:
         self.started_at = at
         self.typed = typed
         number, trigger = frame.get("sequence_id"), frame.get("trigger")
         self.trigger = trigger if isinstance(trigger, str) else None
         self.asked_by = number if isinstance(number, int) else None
-        self.input_from_ms = input_from_ms
 
     def hear(self, at: float, index: int, audio_ms: float) -> None:
         """Set where speech began (``index`` 0; only the first call counts) or stopped (``index`` 1).
@@ -149,10 +154,6 @@ class CallTurn:
         call["name"] = frame.get("name") or call["name"]
         call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
 
-    def input_begins_ms(self, padding_ms: float) -> float:
-        """Return where the time line of the request's input begins, in ms of the user's sound."""
-        return self.input_from_ms if self.speech[0] is None else max(0.0, self.speech[0] - padding_ms)
-
     def time_of(self, position_ms: float) -> float | None:
         """Return when the sound at this position of the answer was played, as far as the session knew, or None."""
         index = bisect_right(self.played, position_ms, key=lambda one: one[1])
@@ -172,8 +173,6 @@ class Story:
         self.errors: list[dict[str, Any]] = []
         #: Turns that were left out, beyond MAX_TURNS.
         self.left_out = 0
-        #: Where the next request begins, in ms of the user's sound, unless its speech is reported.
-        self._input_from_ms = 0.0
         #: The length of the sound before speech that is part of its turn (``prefix_padding_ms``).
         self.padding_ms = 300.0
         #: The delay with which sound is heard after the session counts it as played.
@@ -201,10 +200,6 @@ class Story:
             self._typed = ""
         elif text := typed_in(item):
             self.type(f"\n{text}" if self._typed else text)
-
-    def end_input(self, audio_ms: float) -> None:
-        """Record that the user's sound from ``audio_ms`` on belongs to the next request."""
-        self._input_from_ms = audio_ms
 
     def tell(self, at: float, frame: Mapping[str, Any]) -> None:
         """Read a frame of the session, sent at ``at``. Frames not about turns, and invalid ones, are ignored."""
@@ -236,7 +231,7 @@ class Story:
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
         turn = self._turn(at, frame.get("request_id"))
         if turn is not None and turn.started_at is None:  # a resume sends frames again
-            turn.start(at, frame, typed=self._typed, input_from_ms=self._input_from_ms)
+            turn.start(at, frame, typed=self._typed)
             self._typed = ""
             self._named(turn, frame)
 
@@ -448,6 +443,8 @@ def _shown(fields: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+#: What starts an answer to nothing that the user has said.
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 #: The bytes of a binary header that say that it is audio, and text.
 _AUDIO: Final = MODALITY_BYTES[Modality.AUDIO]
 _TEXT: Final = MODALITY_BYTES[Modality.TEXT]
@@ -543,6 +540,30 @@ class CallReading:
         """Return the piece of sound with the number ``ref``, as counted from 0 in the recording."""
         audio, stream = self.formats[self._formats[ref]], self._stream_names[self._streams[ref]]
         return Source(self._offsets[ref], self._sizes[ref], audio, stream)
+
+    def input_of(self, turn: CallTurn) -> tuple[float, float] | None:
+        """Return where the input of a turn begins and ends, in ms of the user's sound, if no speech was reported.
+
+        None for a turn that the user has not asked, and while turns were detected: sound without speech was dropped.
+        """
+        ends = self.input_ends
+        if self.detects_turns(turn.opened_at):
+            return None
+        if turn.asked_by is not None:
+            index = bisect_left(ends, turn.asked_by, key=lambda one: one.number)
+        elif turn.trigger in _UNASKED:
+            return None
+        else:
+            index = max(0, bisect_right(ends, turn.opened_at, key=lambda one: one.at) - 1)
+        begin = ends[index - 1].audio_ms if index else 0.0
+        return begin, ends[index].audio_ms if index < len(ends) else self.microphone.total_ms
+
+    def input_begins_ms(self, turn: CallTurn) -> float:
+        """Return where the time line of a turn's input begins, in ms of the user's sound."""
+        if turn.speech[0] is not None:
+            return max(0.0, turn.speech[0] - self.story.padding_ms)
+        found = self.input_of(turn)
+        return 0.0 if found is None else found[0]
 
     # lines
 
@@ -663,7 +684,6 @@ class CallReading:
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
     def _input_over(self, at: float) -> None:
-        self.story.end_input(self.microphone.total_ms)
         if len(self.input_ends) < MAX_TURNS:
             self.input_ends.append(InputEnd(at, self._last_chunk, self.microphone.total_ms))
 
