@@ -519,7 +519,7 @@ class CallReading:
         #: The answer of each item of the Realtime API; and, for each mark by its name, its answer and position in ms.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        #: The ends of inputs of a native session.
+        #: The ends of inputs, where the client says them.
         self.input_ends: list[InputEnd] = []
         #: When turn detection was turned on or off.
         self._detections: list[tuple[float, bool]] = []
@@ -549,7 +549,7 @@ class CallReading:
         ends = self.input_ends
         if self.detects_turns(turn.opened_at):
             return None
-        if turn.asked_by is not None:
+        if turn.asked_by is not None and self.header.kind == "websocket":  # the numbers are the client's own
             index = bisect_left(ends, turn.asked_by, key=lambda one: one.number)
         elif turn.trigger in _UNASKED:
             return None
@@ -575,7 +575,7 @@ class CallReading:
             case "telephony":
                 return self._gateway_in, self._gateway_out
             case "webrtc":
-                return self._items_in, _nothing
+                return self._input_in, _nothing
             case "wyoming":
                 return _nothing, _nothing
         return self._realtime_in, self._realtime_out
@@ -753,7 +753,7 @@ class CallReading:
         self._detections.append((at, is_on))
 
     def detects_turns(self, at: float) -> bool:
-        """Return whether a native session detected turns at this time, so that sound without speech was dropped."""
+        """Return whether the session detected turns at this time, so that sound without speech was dropped."""
         return next((is_on for since, is_on in reversed(self._detections) if since <= at), False)
 
     def _native_speech(self, at: float, kind: str, *, certain: bool) -> None:
@@ -787,7 +787,7 @@ class CallReading:
     def _realtime_in(self, line: Line, fields: dict[str, Any]) -> None:
         event = line.event
         assert isinstance(event, ReceivedLine)
-        self._items_in(line, fields)
+        self._input_in(line, fields)
         match fields.get("type"):
             case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
                 self._hear(line, self._input, sound_in(event, fields))
@@ -798,9 +798,12 @@ class CallReading:
             case "output_audio_buffer.clear":
                 self.loudspeaker.silence(event.at)
 
-    def _items_in(self, line: Line, fields: dict[str, Any]) -> None:
-        if fields.get("type") == "conversation.item.create":
-            self.story.type_item(_object(fields, "item"))
+    def _input_in(self, line: Line, fields: dict[str, Any]) -> None:
+        match fields.get("type"):
+            case "conversation.item.create":
+                self.story.type_item(_object(fields, "item"))
+            case "input_audio_buffer.commit" | "input_audio_buffer.clear":
+                self._input_over(line.event.at)
 
     def _realtime_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -808,7 +811,7 @@ class CallReading:
         match fields.get("type"):
             case "session.created" | "session.updated" | "session.started" as kind:
                 self._began_at = at if kind == "session.started" else self._began_at
-                self._configured_realtime(fields.get("session"))
+                self._configured_realtime(at, fields.get("session"))
             case "response.output_audio.delta":
                 answer_id = _request_of(fields.get("response_id"))
                 self._items.setdefault(str(fields.get("item_id")), answer_id)
@@ -827,7 +830,7 @@ class CallReading:
                 if isinstance(response, dict) and response.get("status") == "cancelled":
                     self.loudspeaker.cut(_request_of(response.get("id")), at)
 
-    def _configured_realtime(self, session: Any) -> None:
+    def _configured_realtime(self, at: float, session: Any) -> None:
         audio = session.get("audio") if isinstance(session, dict) else None
         if not isinstance(audio, dict):
             return
@@ -835,6 +838,8 @@ class CallReading:
         given = _object(audio, "input")
         self._input = _realtime_format(both or given.get("format"), self._input)
         self._output = _realtime_format(both or _object(audio, "output").get("format"), self._output)
+        if "turn_detection" in given:
+            self._detect(at, isinstance(given["turn_detection"], dict))
         if isinstance(turns := given.get("turn_detection"), dict):
             self._interrupts = turns.get("interrupt_response") is not False
 
