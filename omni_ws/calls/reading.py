@@ -546,17 +546,35 @@ class CallReading:
 
         None for a turn that the user has not asked, and while turns were detected: sound without speech was dropped.
         """
+        if (index := self._end_of(turn)) is None:
+            return None
+        begin = self.input_ends[index - 1].audio_ms if index else 0.0
+        is_known = index < len(self.input_ends)
+        return begin, self.input_ends[index].audio_ms if is_known else self.microphone.total_ms
+
+    def _end_of(self, turn: CallTurn) -> int | None:
+        """Return the place among ``input_ends`` of that of a turn, or of the next one; see ``input_of``."""
         ends = self.input_ends
         if self.detects_turns(turn.opened_at):
             return None
         if turn.asked_by is not None and self.header.kind == "websocket":  # the numbers are the client's own
-            index = bisect_left(ends, turn.asked_by, key=lambda one: one.number)
-        elif turn.trigger in _UNASKED:
+            return bisect_left(ends, turn.asked_by, key=lambda one: one.number)
+        if turn.trigger in _UNASKED:
             return None
-        else:
-            index = max(0, bisect_right(ends, turn.opened_at, key=lambda one: one.at) - 1)
-        begin = ends[index - 1].audio_ms if index else 0.0
-        return begin, ends[index].audio_ms if index < len(ends) else self.microphone.total_ms
+        return max(0, bisect_right(ends, turn.opened_at, key=lambda one: one.at) - 1)
+
+    def spoken_at(self, turn: CallTurn) -> tuple[float | None, float | None]:
+        """Return when the user began and stopped to say a turn, in ms of the call; None as far as it is not known."""
+        begin, end = turn.speech
+        time_of = self.microphone.time_of
+        if begin is not None or end is not None:
+            return None if begin is None else time_of(begin), None if end is None else time_of(end)
+        index, found = self._end_of(turn), self.input_of(turn)
+        if self.header.kind != "websocket" and not turn.heard:
+            return None, None  # it may have been typed
+        if index is None or index >= len(self.input_ends) or found is None or found[1] <= found[0]:
+            return None, None
+        return self.microphone.begin_of(found[0]), time_of(found[1])
 
     def input_begins_ms(self, turn: CallTurn) -> float:
         """Return where the time line of a turn's input begins, in ms of the user's sound."""

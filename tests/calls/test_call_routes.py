@@ -328,10 +328,19 @@ async def test_words_of_a_manual_turn_over_realtime_stand_in_its_own_sound(tmp_p
                 await client.send("input_audio_buffer.commit")
                 await client.send("response.create")
                 await client.until("response.done")
+            content = [{"type": "input_text", "text": "And now?"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until("response.done")
         await server.until(lambda: any(b'"event":"end"' in one.read_bytes() for one in recordings(folder)))
         [entry] = (await call(server.port, "GET", "/calls")).json()["calls"]
         found = (await call(server.port, "GET", f"/calls/{entry['id']}/call.json")).json()
-    first, last = ([word["start_ms"] for word in turn["user"]["words"]] for turn in found["turns"])
+    *spoken, typed = found["turns"]
+    first, last = ([word["start_ms"] for word in turn["user"]["words"]] for turn in spoken)
     # Sound that comes at once counts as spoken from then on, one second after the other.
     assert [last[0] - first[0], first[1] - first[0], last[1] - last[0]] == pytest.approx([2000, 300, 300], abs=1)
     assert first[0] >= 1000
+    assert [turn["user"]["start_ms"] for turn in found["turns"]] == [first[0], last[0], None]
+    assert [turn["user"]["end_ms"] for turn in spoken] == pytest.approx([first[0] + 1000, last[0] + 1000], abs=1)
+    assert typed["user"]["text"] == "And now?"

@@ -287,6 +287,8 @@ def test_words_of_a_button_stand_where_they_were_said(tmp_path: Path) -> None:
     turns = describe(written(tmp_path, *lines))["turns"]
     found = [[word["start_ms"] for word in turn["user"]["words"]] for turn in turns]
     assert found == [pytest.approx(times, abs=0.1) for times in ([1000, 1300], [5000, 5300])]
+    whole = [[turn["user"][name] for name in ("start_ms", "end_ms")] for turn in turns]
+    assert whole == [pytest.approx(times, abs=0.1) for times in ([1000, 1400], [5000, 5400])]
 
 
 def test_outputs_that_a_resume_repeats_sound_once(tmp_path: Path) -> None:
