@@ -112,6 +112,8 @@ class CallTurn:
 
         ``audio_ms`` is in ms of the user's sound.
         """
+        if index and self.speech[1] == audio_ms:
+            return  # a resume sends frames again
         if index or self.speech[0] is None:
             self.speech[index] = audio_ms
         self.stopped_at = at if index else self.stopped_at

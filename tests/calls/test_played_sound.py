@@ -298,6 +298,16 @@ def test_outputs_that_a_resume_repeats_sound_once(tmp_path: Path) -> None:
     assert level(right, 2001, 3000) < -60
 
 
+def test_an_end_of_speech_that_a_resume_repeats_was_told_when_it_was(tmp_path: Path) -> None:
+    spoken = {"turn_id": "turn_1", "request_id": "req_1"}
+    chunk = {"sequence_id": 0, "modality": "audio", "payload": tone(500)}
+    stops = [out(at, type="speech_stopped", audio_ms=400, **spoken) for at in (700, 9000)]
+    started = out(200, type="speech_started", audio_ms=100, **spoken)
+    answer = [out(9100, type="response_started", **spoken), said(9200, 500, 0)]
+    reading = written(tmp_path, started, got(600, type="input_chunk", **chunk), *stops, *answer)
+    assert describe(reading)["turns"][0]["times"]["turn_decided"] == 700
+
+
 def test_a_backchannel_sounds_beside_an_answer(tmp_path: Path) -> None:
     murmur = {"type": "backchannel", "turn_id": "t", "text": "mm", "payload": tone(200), "format": "pcm16"}
     reading = written(tmp_path, out(500, **murmur, sample_rate=RATE), out(1500, **murmur, sample_rate=RATE))
