@@ -35,6 +35,7 @@ export class Messages {
   }
 
   hide(name) {
+    clearTimeout(this.#shown.get(name)?.timer); // it is not for the next message of this name
     this.#shown.get(name)?.box.remove();
     this.#shown.delete(name);
   }

@@ -281,7 +281,7 @@ def _turn(turn: CallTurn, reading: CallReading, streaks: list[Streak]) -> dict[s
     return {
         "request_id": turn.request_id,
         "turn_id": turn.turn_id,
-        "user": _user(turn, speech, reading),
+        "user": _user(turn, reading),
         "answer": answer,
         "tools": [*turn.tools.values()],
         "finish_reason": turn.finish_reason,
@@ -293,14 +293,15 @@ def _turn(turn: CallTurn, reading: CallReading, streaks: list[Streak]) -> dict[s
     }
 
 
-def _user(turn: CallTurn, speech: list[float | None], reading: CallReading) -> dict[str, Any]:
-    user: dict[str, Any] = {"text": turn.heard or turn.typed, "start_ms": speech[0], "end_ms": speech[1]}
+def _user(turn: CallTurn, reading: CallReading) -> dict[str, Any]:
+    start_ms, end_ms = reading.spoken_at(turn)
+    user: dict[str, Any] = {"text": turn.heard or turn.typed, "start_ms": start_ms, "end_ms": end_ms}
     if turn.heard and turn.typed:
         user["typed"] = turn.typed
     if turn.heard_words:
-        begins_ms = turn.input_begins_ms(reading.story.padding_ms)
+        begins_ms = reading.input_begins_ms(turn)
         user["words"] = [
-            _placed(word, lambda at: reading.microphone.time_of(begins_ms + at)) for word in turn.heard_words
+            _placed(word, lambda at: reading.microphone.begin_of(begins_ms + at)) for word in turn.heard_words
         ]
     return user
 

@@ -17,7 +17,7 @@ from omni_ws.calls.files import describe, part_of_side
 from omni_ws.calls.lines import parsed
 from omni_ws.calls.played_sound import TOLERANCE_MS
 from omni_ws.calls.reading import CallReading, CallTurn
-from omni_ws.core.chunks import Modality, StartTrigger, Word
+from omni_ws.core.chunks import Modality, Word
 from omni_ws.core.ledger_entry import audible, end_of_words, usual_pace
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.frames import HEADER, MODALITY_BYTES
@@ -36,7 +36,6 @@ ANSWER_RATE: Final = 24_000
 MAX_SPOKEN_SEC: Final = 120
 #: What is played after the end of the speech, where the detector has found it: its end is not exact.
 _TAIL_MS: Final = 200.0
-_WITHIN_MS: Final = 0.01
 #: What a fork has of the configuration of the call. The rest is about when turns begin and end, which is known here,
 #: and about how the call begins.
 _KEPT: Final = (
@@ -52,8 +51,6 @@ _MODALITY_AT: Final = 2
 #: that is no reply.
 _REPLIES: Final = ("session_updated", "history_truncated", '"error"')
 _UNASKED_FIELDS: Final = frozenset({"capabilities", "resumable"})
-#: What starts an answer to nothing that the user has said.
-_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,20 +201,13 @@ def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
     begin, end = turn.speech
     if begin is not None:
         begin, end = max(0.0, begin - reading.story.padding_ms), min(total, (end or total) + _TAIL_MS)
+    elif (told := reading.input_of(turn)) is not None:
+        begin, end = told
     else:
-        ends = reading.input_ends
-        if turn.asked_by is not None:
-            index = next((index for index, one in enumerate(ends) if one.number >= turn.asked_by), len(ends))
-        elif turn.trigger in _UNASKED:
-            return None
-        else:
-            index = max(0, sum(one.at <= turn.opened_at for one in ends) - 1)
-        begin = ends[index - 1].audio_ms if index else 0.0
-        end = ends[index].audio_ms if index < len(ends) else total
+        return None
     if end <= begin:
         return None
-    # The place between two pieces is the end of the first, which may be long before the other was spoken.
-    start_ms, end_ms = reading.microphone.time_of(begin + _WITHIN_MS), reading.microphone.time_of(end)
+    start_ms, end_ms = reading.microphone.begin_of(begin), reading.microphone.time_of(end)
     return None if start_ms is None or end_ms is None else (max(0.0, start_ms), end_ms)
 
 

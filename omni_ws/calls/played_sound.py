@@ -32,6 +32,8 @@ LOOK_AHEAD_MS: Final = 10_000.0
 #: left out. What is further ahead was never spoken at that pace: it is a file.
 FASTER_MS: Final = 200.0
 SKIPPED: Final = 0.005
+#: How far behind its begin a place is surely within a piece.
+_WITHIN_MS: Final = 0.01
 
 
 class SoundPiece(NamedTuple):
@@ -292,6 +294,14 @@ class Microphone:
             return None
         index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
         return float(pieces[index].end_ms - self._ends[index] + audio_ms)
+
+    def begin_of(self, audio_ms: float) -> float | None:
+        """Return when the user spoke the sound that begins at ``audio_ms``; None without sound.
+
+        The place between two pieces is the end of the first, which may be long before the other was spoken.
+        """
+        at = self.time_of(audio_ms + _WITHIN_MS)
+        return None if at is None else at - _WITHIN_MS
 
     @staticmethod
     def _sure(at: NDArray[np.float64], lasts: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from codecs import getincrementaldecoder
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,14 @@ from omni_ws.audio.container import parse_audio_format
 from omni_ws.audio.pcm import NO_SAMPLES, Samples
 from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, raw_lines, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import (
+    AudioEncoding,
+    AudioFormat,
+    Modality,
+    StartTrigger,
+    checked_channels,
+    checked_sample_rate,
+)
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
@@ -63,9 +70,8 @@ class CallTurn:
         #: The StartTrigger of the request, and the number of the chunk that started it, if one did.
         self.trigger: str | None = None
         self.asked_by: int | None = None
-        #: Where the input of the request begins, in ms of the user's sound (all that was received, in a row).
-        self.input_from_ms = 0.0
-        #: Where the speech began and stopped, in ms of the user's sound; and when the session reported the stop.
+        #: Where the speech began and stopped, in ms of the user's sound (all that was received, in a row); and when the
+        #: session reported the stop.
         self.speech: list[float | None] = [None, None]
         self.stopped_at: float | None = None
         self.typed = ""
@@ -94,19 +100,20 @@ class CallTurn:
         self.speech = [was if told is None else told for was, told in zip(self.speech, speech, strict=True)]
         self.stopped_at = self.stopped_at if stopped_at is None else stopped_at
 
-    def start(self, at: float, frame: Mapping[str, Any], *, typed: str, input_from_ms: float) -> None:
+    def start(self, at: float, frame: Mapping[str, Any], *, typed: str) -> None:
         self.started_at = at
         self.typed = typed
         number, trigger = frame.get("sequence_id"), frame.get("trigger")
         self.trigger = trigger if isinstance(trigger, str) else None
         self.asked_by = number if isinstance(number, int) else None
-        self.input_from_ms = input_from_ms
 
     def hear(self, at: float, index: int, audio_ms: float) -> None:
         """Set where speech began (``index`` 0; only the first call counts) or stopped (``index`` 1).
 
         ``audio_ms`` is in ms of the user's sound.
         """
+        if index and self.speech[1] == audio_ms:
+            return  # a resume sends frames again
         if index or self.speech[0] is None:
             self.speech[index] = audio_ms
         self.stopped_at = at if index else self.stopped_at
@@ -149,10 +156,6 @@ class CallTurn:
         call["name"] = frame.get("name") or call["name"]
         call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
 
-    def input_begins_ms(self, padding_ms: float) -> float:
-        """Return where the time line of the request's input begins, in ms of the user's sound."""
-        return self.input_from_ms if self.speech[0] is None else max(0.0, self.speech[0] - padding_ms)
-
     def time_of(self, position_ms: float) -> float | None:
         """Return when the sound at this position of the answer was played, as far as the session knew, or None."""
         index = bisect_right(self.played, position_ms, key=lambda one: one[1])
@@ -172,8 +175,6 @@ class Story:
         self.errors: list[dict[str, Any]] = []
         #: Turns that were left out, beyond MAX_TURNS.
         self.left_out = 0
-        #: Where the next request begins, in ms of the user's sound, unless its speech is reported.
-        self._input_from_ms = 0.0
         #: The length of the sound before speech that is part of its turn (``prefix_padding_ms``).
         self.padding_ms = 300.0
         #: The delay with which sound is heard after the session counts it as played.
@@ -201,10 +202,6 @@ class Story:
             self._typed = ""
         elif text := typed_in(item):
             self.type(f"\n{text}" if self._typed else text)
-
-    def end_input(self, audio_ms: float) -> None:
-        """Record that the user's sound from ``audio_ms`` on belongs to the next request."""
-        self._input_from_ms = audio_ms
 
     def tell(self, at: float, frame: Mapping[str, Any]) -> None:
         """Read a frame of the session, sent at ``at``. Frames not about turns, and invalid ones, are ignored."""
@@ -236,7 +233,7 @@ class Story:
     def _started(self, at: float, frame: Mapping[str, Any]) -> None:
         turn = self._turn(at, frame.get("request_id"))
         if turn is not None and turn.started_at is None:  # a resume sends frames again
-            turn.start(at, frame, typed=self._typed, input_from_ms=self._input_from_ms)
+            turn.start(at, frame, typed=self._typed)
             self._typed = ""
             self._named(turn, frame)
 
@@ -448,6 +445,8 @@ def _shown(fields: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+#: What starts an answer to nothing that the user has said.
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 #: The bytes of a binary header that say that it is audio, and text.
 _AUDIO: Final = MODALITY_BYTES[Modality.AUDIO]
 _TEXT: Final = MODALITY_BYTES[Modality.TEXT]
@@ -522,8 +521,10 @@ class CallReading:
         #: The answer of each item of the Realtime API; and, for each mark by its name, its answer and position in ms.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        #: The ends of inputs of a native session.
+        #: The ends of inputs, where the client says them.
         self.input_ends: list[InputEnd] = []
+        #: When turn detection was turned on or off.
+        self._detections: list[tuple[float, bool]] = []
         #: Of typed text in binary frames, one of which may end within a character.
         self._typed = getincrementaldecoder("utf-8")("replace")
         #: The numbers of chunks with typed text: a client may send one again.
@@ -542,6 +543,48 @@ class CallReading:
         audio, stream = self.formats[self._formats[ref]], self._stream_names[self._streams[ref]]
         return Source(self._offsets[ref], self._sizes[ref], audio, stream)
 
+    def input_of(self, turn: CallTurn) -> tuple[float, float] | None:
+        """Return where the input of a turn begins and ends, in ms of the user's sound, if no speech was reported.
+
+        None for a turn that the user has not asked, and while turns were detected: sound without speech was dropped.
+        """
+        if (index := self._end_of(turn)) is None:
+            return None
+        begin = self.input_ends[index - 1].audio_ms if index else 0.0
+        is_known = index < len(self.input_ends)
+        return begin, self.input_ends[index].audio_ms if is_known else self.microphone.total_ms
+
+    def _end_of(self, turn: CallTurn) -> int | None:
+        """Return the place among ``input_ends`` of that of a turn, or of the next one; see ``input_of``."""
+        ends = self.input_ends
+        if self.detects_turns(turn.opened_at):
+            return None
+        if turn.asked_by is not None and self.header.kind == "websocket":  # the numbers are the client's own
+            return bisect_left(ends, turn.asked_by, key=lambda one: one.number)
+        if turn.trigger in _UNASKED:
+            return None
+        return max(0, bisect_right(ends, turn.opened_at, key=lambda one: one.at) - 1)
+
+    def spoken_at(self, turn: CallTurn) -> tuple[float | None, float | None]:
+        """Return when the user began and stopped to say a turn, in ms of the call; None as far as it is not known."""
+        begin, end = turn.speech
+        time_of = self.microphone.time_of
+        if begin is not None or end is not None:
+            return None if begin is None else time_of(begin), None if end is None else time_of(end)
+        index, found = self._end_of(turn), self.input_of(turn)
+        if self.header.kind != "websocket" and not turn.heard:
+            return None, None  # it may have been typed
+        if index is None or index >= len(self.input_ends) or found is None or found[1] <= found[0]:
+            return None, None
+        return self.microphone.begin_of(found[0]), time_of(found[1])
+
+    def input_begins_ms(self, turn: CallTurn) -> float:
+        """Return where the time line of a turn's input begins, in ms of the user's sound."""
+        if turn.speech[0] is not None:
+            return max(0.0, turn.speech[0] - self.story.padding_ms)
+        found = self.input_of(turn)
+        return 0.0 if found is None else found[0]
+
     # lines
 
     def _by_kind(self) -> tuple[Callable[[Line, dict[str, Any]], None], Callable[[Line, dict[str, Any]], None]]:
@@ -552,7 +595,7 @@ class CallReading:
             case "telephony":
                 return self._gateway_in, self._gateway_out
             case "webrtc":
-                return self._items_in, _nothing
+                return self._input_in, _nothing
             case "wyoming":
                 return _nothing, _nothing
         return self._realtime_in, self._realtime_out
@@ -661,7 +704,6 @@ class CallReading:
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
     def _input_over(self, at: float) -> None:
-        self.story.end_input(self.microphone.total_ms)
         if len(self.input_ends) < MAX_TURNS:
             self.input_ends.append(InputEnd(at, self._last_chunk, self.microphone.total_ms))
 
@@ -705,7 +747,7 @@ class CallReading:
             return
         match fields.get("type"):
             case "session_created" | "session_updated":
-                self._configured(fields)
+                self._configured(at, fields)
             case "response_started":
                 self._answering = str(fields.get("request_id"))
             case "output_chunk":
@@ -723,7 +765,19 @@ class CallReading:
                 self._native_speech(at, kind, certain=fields.get("certain") is not False)
         self.story.tell(at, fields)
 
+    def _detect(self, at: float, is_on: bool) -> None:
+        if self.detects_turns(at) == is_on:
+            return
+        if not is_on:
+            self._input_over(at)  # what an open microphone has sent is of no later request
+        self._detections.append((at, is_on))
+
+    def detects_turns(self, at: float) -> bool:
+        """Return whether the session detected turns at this time, so that sound without speech was dropped."""
+        return next((is_on for since, is_on in reversed(self._detections) if since <= at), False)
+
     def _native_speech(self, at: float, kind: str, *, certain: bool) -> None:
+        self._detect(at, True)
         self._duck(at, not certain)
         if certain and kind != "speech_dismissed" and self._interrupts:
             self.loudspeaker.silence(at)
@@ -738,9 +792,11 @@ class CallReading:
         if fields.get("final") and fields.get("finish_reason") == "cancelled":
             self.loudspeaker.cut(request_id, event.at)
 
-    def _configured(self, fields: Mapping[str, Any]) -> None:
+    def _configured(self, at: float, fields: Mapping[str, Any]) -> None:
         self._input = _native_format(fields.get("input_audio"), self._input)
         self._output = _native_format(fields.get("output_audio"), self._output)
+        if "turn_detection" in fields:
+            self._detect(at, isinstance(fields["turn_detection"], dict))
         if isinstance(turns := fields.get("turn_detection"), dict):
             self._interrupts = turns.get("interrupt_response") is not False
             if isinstance(padding := turns.get("prefix_padding_ms"), int | float):
@@ -751,7 +807,7 @@ class CallReading:
     def _realtime_in(self, line: Line, fields: dict[str, Any]) -> None:
         event = line.event
         assert isinstance(event, ReceivedLine)
-        self._items_in(line, fields)
+        self._input_in(line, fields)
         match fields.get("type"):
             case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
                 self._hear(line, self._input, sound_in(event, fields))
@@ -762,9 +818,12 @@ class CallReading:
             case "output_audio_buffer.clear":
                 self.loudspeaker.silence(event.at)
 
-    def _items_in(self, line: Line, fields: dict[str, Any]) -> None:
-        if fields.get("type") == "conversation.item.create":
-            self.story.type_item(_object(fields, "item"))
+    def _input_in(self, line: Line, fields: dict[str, Any]) -> None:
+        match fields.get("type"):
+            case "conversation.item.create":
+                self.story.type_item(_object(fields, "item"))
+            case "input_audio_buffer.commit" | "input_audio_buffer.clear":
+                self._input_over(line.event.at)
 
     def _realtime_out(self, line: Line, fields: dict[str, Any]) -> None:
         event, at = line.event, line.event.at
@@ -772,7 +831,7 @@ class CallReading:
         match fields.get("type"):
             case "session.created" | "session.updated" | "session.started" as kind:
                 self._began_at = at if kind == "session.started" else self._began_at
-                self._configured_realtime(fields.get("session"))
+                self._configured_realtime(at, fields.get("session"))
             case "response.output_audio.delta":
                 answer_id = _request_of(fields.get("response_id"))
                 self._items.setdefault(str(fields.get("item_id")), answer_id)
@@ -791,7 +850,7 @@ class CallReading:
                 if isinstance(response, dict) and response.get("status") == "cancelled":
                     self.loudspeaker.cut(_request_of(response.get("id")), at)
 
-    def _configured_realtime(self, session: Any) -> None:
+    def _configured_realtime(self, at: float, session: Any) -> None:
         audio = session.get("audio") if isinstance(session, dict) else None
         if not isinstance(audio, dict):
             return
@@ -799,6 +858,8 @@ class CallReading:
         given = _object(audio, "input")
         self._input = _realtime_format(both or given.get("format"), self._input)
         self._output = _realtime_format(both or _object(audio, "output").get("format"), self._output)
+        if "turn_detection" in given:
+            self._detect(at, isinstance(given["turn_detection"], dict))
         if isinstance(turns := given.get("turn_detection"), dict):
             self._interrupts = turns.get("interrupt_response") is not False
 

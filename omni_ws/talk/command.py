@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 from msgspec import to_builtins
 
-from omni_ws.caller.script import Target, certificates
+from omni_ws.caller.script import Target, certificates, count
 from omni_ws.cli import INTERRUPTED
 from omni_ws.client import (
     DEFAULT_URL,
@@ -178,7 +178,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     source("--file", metavar="X.wav", help="send a WAV file in real time; --fast: at full speed")
     add("--fast", action="store_true", help=argparse.SUPPRESS)
     source("--raw", action="store_true", help="send 16-bit mono samples from standard input")
-    add("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
+    add("--rate", type=count, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
     add("--save", metavar="ANSWER.wav", help="write the spoken answer (--file, --text TEXT, --raw)")
     add_switch("play", "(--no-play) the answer [if no --json, no --save, no pipe]")
     add_switch("cancel-echo", "(--no-cancel-echo) of the loudspeaker [if it can]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import wave
@@ -389,6 +390,39 @@ async def test_an_answer_by_another_voice_stands_beside_the_first(server: LiveSe
         await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
         await demo.page.locator(".turn").first.wait_for()
         assert await demo.page.locator("button[name=fork], #fork").locator("visible=true").count() == 0
+
+
+async def test_the_turn_of_the_dialog_is_asked_and_answered_there(server: LiveServer) -> None:
+    """Whatever turn sounds by then; an answer that comes when the dialog is about another turn is not shown."""
+    asked: list[Any] = []
+    goes_on = asyncio.Event()
+    call = {**await described(server, "sess_talk"), "can_fork": True}
+
+    async def forked(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        await goes_on.wait()
+        await route.fulfill(json={"id": "sess_other"})
+
+    async with demo_page(tapped=False, sample_rate=None) as demo:
+        await demo.page.route("**/sess_talk/call.json", lambda route: route.fulfill(json=call))
+        await demo.page.route("**/sess_talk/fork", forked)
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.until("() => document.querySelector('#sound').duration > 0")
+        await demo.page.locator("li[data-place='0'] button[name=fork]").click()
+        await demo.page.evaluate(
+            """(from) => Object.assign(document.querySelector("#sound"), { muted: true, currentTime: from }).play()""",
+            call["turns"][1]["times"]["request_started"] / 1000,
+        )
+        await demo.until("() => document.querySelector('#turn-title').textContent.startsWith('Turn 2')")
+        await demo.page.get_by_role("button", name="Ask again").click()
+        await demo.until("() => document.querySelector('#fork-go').disabled")
+        await demo.page.locator("#close-fork").click()
+        await demo.page.locator("li[data-place='1'] button[name=fork]").click()
+        goes_on.set()
+        await demo.page.locator("#fork-go:not([disabled])").wait_for()
+        assert asked == [{"turn": 1}]
+        assert await demo.page.locator("#fork-title").inner_text() == "Go on from turn 2 with…"
+        assert await demo.page.locator(".answer-card").count() == 0
 
 
 async def test_the_server_answers_a_turn_again(tmp_path: Path) -> None:

@@ -259,6 +259,35 @@ async def test_a_call_that_is_refused_for_a_while(server: LiveServer) -> None:
     assert asked == 2
 
 
+async def test_the_page_keeps_nothing_of_a_call_that_was_closed(server: LiveServer) -> None:
+    """A page may make many, each with the sound of its conversation."""
+    async with demo_page() as demo:
+        await demo.open(url(server))
+        kept = await demo.page.evaluate(
+            """async () => {
+              const { VoiceCall } = await import("/client/call.js");
+              const kept = new Set();
+              const { addEventListener: add, removeEventListener: remove } = window;
+              window.addEventListener = (name, listener, ...rest) => {
+                if (name === "pagehide") kept.add(listener);
+                add.call(window, name, listener, ...rest);
+              };
+              window.removeEventListener = (name, listener, ...rest) => {
+                if (name === "pagehide") kept.delete(listener);
+                remove.call(window, name, listener, ...rest);
+              };
+              const call = new VoiceCall({ url: document.baseURI });
+              const counts = [kept.size];
+              for (const step of ["open", "close", "open", "startAnew", "close"]) {
+                call[step]();
+                counts.push(kept.size);
+              }
+              return counts;
+            }"""
+        )
+    assert kept == [0, 1, 0, 1, 1, 0]
+
+
 async def test_a_call_in_which_nothing_happens() -> None:
     limits = {"session_timeout_sec": 1}
     async with live_server(streaming_input=limits) as server, demo_page(settings=CALL) as demo:

@@ -383,6 +383,33 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
     assert found == {"phase": "listening", "at": 1000 + 6 * 20 - 10, "first": [105, 106]}
 
 
+async def test_a_message_stays_for_its_own_time(demo: DemoPage) -> None:
+    """Not for the rest of that of an earlier one of its name, which was dismissed."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Messages } = await import("/browser/page.js");
+          const real = { setTimeout, clearTimeout };
+          const timers = new Map();
+          window.setTimeout = (run, ms) => timers.set(timers.size + 1, [run, ms]).size;
+          window.clearTimeout = (timer) => timers.delete(timer);
+          try {
+            const place = document.createElement("div");
+            const messages = new Messages(place);
+            messages.show("server", "busy", { seconds: 12 });
+            place.querySelector("button").click();
+            messages.show("server", "busy again", { seconds: 12 });
+            for (const [run] of [...timers.values()].slice(0, -1)) run();
+            const meanwhile = place.textContent;
+            for (const [run] of [...timers.values()]) run();
+            return [meanwhile, place.textContent];
+          } finally {
+            Object.assign(window, real);
+          }
+        }"""
+    )
+    assert found == ["busy again×", ""]
+
+
 async def test_durations(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import threading
 import zipfile
@@ -22,11 +23,14 @@ from support.raw_http import RawResponse, raw_client, request
 from support.raw_http import call as raw_call
 from support.realtime_client import realtime_client
 from support.recordings import recordings
+from support.scripted_engines import HearingEngine
 from support.speech_clips import as_pcm16
 
 from omni_ws.calls.files import write_wav
 from omni_ws.calls.reading import CallReading
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.chunks import Word
+from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.transport.routes import calls as call_routes
 
 SCRIPT = "<script>alert(1)</script>"
@@ -305,3 +309,38 @@ async def test_what_was_typed_over_realtime_is_told(tmp_path: Path) -> None:
         found = (await call(server.port, "GET", f"/calls/{entry['id']}/call.json")).json()
     assert [turn["user"]["text"] for turn in found["turns"]] == ["My name is Ada.\nWho\nare you?", "And now?"]
     assert entry["first_words"] == "Hello."
+
+
+async def test_words_of_a_manual_turn_over_realtime_stand_in_its_own_sound(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    words = (Word("Hi", 0, 200), Word("there.", 300, 500))
+    engine = HearingEngine((), heard=(TranscriptOutput("Hi there.", words=words), TextOutput("Yes.")))
+    second = base64.b64encode(bytes(2 * 24_000)).decode()
+    heard = {"turn_detection": None, "transcription": {"model": "default"}}
+    async with live_server(engine, record=folder) as server:
+        async with realtime_client(server) as client:
+            await client.send("session.update", session={"type": "realtime", "audio": {"input": heard}})
+            await client.until("session.updated")
+            for _ in range(2):
+                await client.send("input_audio_buffer.append", audio=second)
+                await client.send("input_audio_buffer.clear")  # it was a mistake
+                await client.send("input_audio_buffer.append", audio=second)
+                await client.send("input_audio_buffer.commit")
+                await client.send("response.create")
+                await client.until("response.done")
+            content = [{"type": "input_text", "text": "And now?"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until("response.done")
+        await server.until(lambda: any(b'"event":"end"' in one.read_bytes() for one in recordings(folder)))
+        [entry] = (await call(server.port, "GET", "/calls")).json()["calls"]
+        found = (await call(server.port, "GET", f"/calls/{entry['id']}/call.json")).json()
+    *spoken, typed = found["turns"]
+    first, last = ([word["start_ms"] for word in turn["user"]["words"]] for turn in spoken)
+    # Sound that comes at once counts as spoken from then on, one second after the other.
+    assert [last[0] - first[0], first[1] - first[0], last[1] - last[0]] == pytest.approx([2000, 300, 300], abs=1)
+    assert first[0] >= 1000
+    assert [turn["user"]["start_ms"] for turn in found["turns"]] == [first[0], last[0], None]
+    assert [turn["user"]["end_ms"] for turn in spoken] == pytest.approx([first[0] + 1000, last[0] + 1000], abs=1)
+    assert typed["user"]["text"] == "And now?"

@@ -135,6 +135,29 @@ def test_without_turn_detection_the_sound_is_that_between_two_ends_of_input(tmp_
         assert np.abs(middle.astype(int) - value).max() < 100, turn
 
 
+def test_with_an_open_microphone_what_is_no_speech_is_of_no_turn(tmp_path: Path) -> None:
+    made = Made()
+    spoken = {"turn_id": "turn_1", "request_id": "req_0"}
+    made.frame("out", type="session_updated", turn_detection={"type": "server_vad", "prefix_padding_ms": 0})
+    for value in (1000, 2000, 1000):
+        made.chunk(modality="audio", payload=sound(value, 500))
+    made.frame("out", type="speech_started", audio_ms=500, **spoken)
+    made.frame("out", type="speech_stopped", audio_ms=800, **spoken)
+    made.answer(text("Yes."), trigger="end_of_speech")
+    made.chunk(modality="audio", payload=sound(1000, 500))
+    made.answer(text("No."), asked_by=made.chunk(text="And now?", end_of_input=True))
+    made.chunk(modality="audio", payload=sound(1000, 500))
+    made.frame("out", type="session_updated", turn_detection=None)  # by a button from here on
+    made.chunk(modality="audio", payload=sound(3000, 100))
+    made.answer(text("So."), asked_by=made.chunk(modality="audio", payload="", end_of_input=True))
+    first, typed, held = (made.point(tmp_path, turn) for turn in (1, 2, 3))
+    assert len(first.sound) / 32 == 500  # with 200 ms behind it
+    assert (typed.text, typed.sound) == ("And now?", b"")
+    samples = np.frombuffer(held.sound, "<i2")
+    assert len(samples) / 16 == 100
+    assert np.abs(samples[400:-400].astype(int) - 3000).max() < 100
+
+
 def test_text_and_pictures_in_binary_frames_count(tmp_path: Path) -> None:
     made = Made()
     typed = "Grüße, wer bist du?".encode()

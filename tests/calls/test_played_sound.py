@@ -271,11 +271,41 @@ def test_speech_stops_the_sound_unless_it_does_not_interrupt(tmp_path: Path, int
     assert (level(right, 2000, 3000) == 0) is not interrupts
 
 
+def test_words_of_a_button_stand_where_they_were_said(tmp_path: Path) -> None:
+    """Whether the request begins while it is said or, as here, behind its end; and however long the turns lie apart."""
+    words = [{"text": "Go", "start_ms": 0, "end_ms": 200}, {"text": "on.", "start_ms": 300, "end_ms": 400}]
+    lines: list[RecordedLine] = []
+    for turn, begin in enumerate((1000, 5000)):
+        for piece in range(4):
+            chunk = {"sequence_id": 5 * turn + piece, "modality": "audio", "payload": tone(100)}
+            lines.append(got(begin + 100 * (piece + 1), type="input_chunk", **chunk))
+        lines.append(got(begin + 450, type="input_chunk", sequence_id=5 * turn + 4, end_of_input=True))
+        named: dict[str, Any] = {"request_id": f"req_{turn}", "sequence_id": 5 * turn + 4}
+        lines.append(out(begin + 460, type="response_started", trigger="end_of_input", **named))
+        named["sequence_id"] = turn
+        lines.append(out(begin + 470, type="output_chunk", modality="transcript", text="Go on.", words=words, **named))
+    turns = describe(written(tmp_path, *lines))["turns"]
+    found = [[word["start_ms"] for word in turn["user"]["words"]] for turn in turns]
+    assert found == [pytest.approx(times, abs=0.1) for times in ([1000, 1300], [5000, 5300])]
+    whole = [[turn["user"][name] for name in ("start_ms", "end_ms")] for turn in turns]
+    assert whole == [pytest.approx(times, abs=0.1) for times in ([1000, 1400], [5000, 5400])]
+
+
 def test_outputs_that_a_resume_repeats_sound_once(tmp_path: Path) -> None:
     reading = written(tmp_path, said(1000, 500, 0), said(1400, 500, 1, 500), said(1600, 500, 1, 500))
     _, right, _ = tracks(reading.lines)
     assert level(right, 1000, 2000) == 0
     assert level(right, 2001, 3000) < -60
+
+
+def test_an_end_of_speech_that_a_resume_repeats_was_told_when_it_was(tmp_path: Path) -> None:
+    spoken = {"turn_id": "turn_1", "request_id": "req_1"}
+    chunk = {"sequence_id": 0, "modality": "audio", "payload": tone(500)}
+    stops = [out(at, type="speech_stopped", audio_ms=400, **spoken) for at in (700, 9000)]
+    started = out(200, type="speech_started", audio_ms=100, **spoken)
+    answer = [out(9100, type="response_started", **spoken), said(9200, 500, 0)]
+    reading = written(tmp_path, started, got(600, type="input_chunk", **chunk), *stops, *answer)
+    assert describe(reading)["turns"][0]["times"]["turn_decided"] == 700
 
 
 def test_a_backchannel_sounds_beside_an_answer(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--config", "output_audio=1"], "--config output_audio: must be an object"),
         (["--text", "x", "--config", "input_audio=null"], "--config input_audio: must be an object"),
         (["--text", "x", "--raw"], "not allowed with"),
+        (["--raw", "--rate", "0", "--realtime", "ws://x"], "--rate: must be a whole number above 0"),
         (["--save", "x.wav"], "--save goes with"),
         (["--text", "--save", "x.wav"], "--save goes with"),
         (["--text", "x", "--hold"], "--hold goes with"),

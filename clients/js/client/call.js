@@ -71,6 +71,8 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   /** @type {ServerError | null} */
   #lastError = null;
   #events;
+  /* The server would notice only after half a minute that the page is gone. One that comes back calls again. */
+  #leave = () => this.#lost();
   #said = 0;
   /* The turn of the button that is being said. */
   /** @type {number | null} */
@@ -112,8 +114,6 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       this.#call(detail);
     });
     client.sound.addEventListener("change", () => this.chooseTrack());
-    // The server would notice only after half a minute. A page that comes back calls again.
-    addEventListener("pagehide", () => this.#lost());
   }
 
   get ready() {
@@ -130,12 +130,14 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   }
 
   open() {
+    addEventListener("pagehide", this.#leave);
     this.#hangUp();
     this.#tell("connecting", { again: this.#hadSession });
     this.#finder.open();
   }
 
   close() {
+    removeEventListener("pagehide", this.#leave); // the page keeps all that it would tell
     this.#hangUp();
     this.#finder.close();
     this.#hadSession = false;

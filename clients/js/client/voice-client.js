@@ -301,7 +301,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
         this.#openSince = performance.now();
         if (this.sound.context) this.sound.wake().catch(() => {}); // it could not be loaded while the server was away
       }
-      if (detail.state === "ended") this.talk.stop(); // nobody hears it any more
+      if (detail.state === "ended" || detail.state === "refused") this.talk.stop(); // nobody hears it any more
       this.#tellRefusal(detail);
       this.#changed();
     });

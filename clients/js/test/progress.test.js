@@ -631,3 +631,16 @@ test("what is known of a session that is lost", () => {
   conversation.missResults();
   assert.match(conversation.turns[0].answer.error, /connection was lost/);
 });
+
+test("a key that is refused when a client comes back closes the microphone", async () => {
+  mock.method(globalThis, "fetch", async () => ({ status: 401, json: async () => ({}) }));
+  const client = new VoiceClient({ url: "http://server.example/", WebSocket: Socket, mode: "open" });
+  running.push(client);
+  client.open();
+  last().hear({ ...CREATED, resume_token: null, capabilities: { input_modalities: ["audio"] } });
+  client.talk.phase = "listening"; // there is no microphone in Node
+  await again(1006);
+  assert.deepEqual([client.session.state, client.talk.phase], ["connecting", "listening"]); // the network may be back at once
+  await again(1006);
+  assert.deepEqual([client.session.state, client.talk.phase], ["refused", "off"]);
+});

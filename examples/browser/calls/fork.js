@@ -9,14 +9,15 @@ const LOOK_MS = 700;
 const MOST_LOOKS = 170;
 
 export class Fork {
-  #turn = null;
+  #looked = null; // the turn that is looked at, as the sound goes on
+  #turn = null; // that of the dialog
 
   /* `base` is the address of the call; `hear(from, to)` plays a piece of it. */
   constructor(base, { hear }) {
     Object.assign(this, { base, hear });
     this.dialog = element("fork-dialog");
     bindDialog(this.dialog, { opener: element("fork"), closer: element("close-fork") });
-    element("fork").onclick = () => this.begin(this.#turn);
+    element("fork").onclick = () => this.begin(this.#looked);
     element("fork-form").onsubmit = (event) => {
       event.preventDefault();
       this.#go();
@@ -25,12 +26,12 @@ export class Fork {
 
   /* The turn that is looked at: { place, turn }, or null. */
   select(turn) {
-    this.#turn = turn;
+    this.#looked = turn;
   }
 
   begin(turn) {
     if (!turn) return;
-    this.#turn = turn;
+    this.#turn = { ...turn };
     element("fork-title").textContent = `Go on from turn ${turn.place + 1} with…`;
     element("fork-asked").textContent = turn.turn.user?.text ?? "";
     element("fork-problem").textContent = "";
@@ -39,7 +40,8 @@ export class Fork {
   }
 
   async #go() {
-    const { place, turn } = this.#turn;
+    const asked = this.#turn;
+    const { place, turn } = asked;
     const form = new FormData(element("fork-form"));
     const wanted = Object.fromEntries([...form].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value));
     element("fork-go").disabled = true;
@@ -54,13 +56,14 @@ export class Fork {
       const { id } = await response.json();
       const address = new URL(`../${encodeURIComponent(id)}/`, this.base);
       const answered = await this.#answerOf(address, place);
+      if (asked !== this.#turn) return; // the dialog is about something else by now
       const label = Object.entries(wanted).map(([name, value]) => `${name}: ${value}`).join(", ");
       element("fork-answers").replaceChildren(
         this.#card("As it was", turn, () => this.hear(turn.answer.start_ms, turn.answer.end_ms)),
         this.#other(label || "Once more", answered, address),
       );
     } catch (error) {
-      element("fork-problem").textContent = error.message;
+      if (asked === this.#turn) element("fork-problem").textContent = error.message;
     } finally {
       element("fork-state").textContent = "";
       element("fork-go").disabled = false;
