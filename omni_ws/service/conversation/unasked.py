@@ -154,7 +154,7 @@ class Unasked:
         speaks = "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks
         awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
         if awaited or (wanted and speaks):
-            self._one_filler = not awaited
+            self._one_filler = not awaited and (self._one_filler or not self._remarks.awaits)
             if awaited or not spoken:
                 first_sec = FIRST_FILLER_SEC if awaited else self._acknowledged_sec
                 ids, silent = awaited or [call.id for call in later], not (wanted and speaks)
@@ -338,6 +338,11 @@ class Remarks:
         """
         self._working.update(dict.fromkeys(call_ids))
         self._fillers, self._said, self._first_sec, self._silent = 0, spoken, first_sec, silent
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the result of any call is awaited for which fillers are said."""
+        return not all(map(self._is_done, self._working))
 
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
