@@ -955,6 +955,6 @@ def async_calls(request: Request) -> list[ToolCall]:
 
 
 def _free_choice(config: SessionConfig) -> SessionConfig:
-    """Return the configuration for a telling, in which no tool call is forced."""
+    """Return the configuration for a telling: a chat, also where turns are only transcribed; no tool call is forced."""
     free = config.tool_choice in (None, "none", "auto")
-    return config if free else replace(config, tool_choice="auto")
+    return replace(config, task=Task.CHAT, tool_choice=config.tool_choice if free else "auto")
