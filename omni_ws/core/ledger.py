@@ -328,8 +328,10 @@ class Ledger:
     def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
         """Return the milliseconds until the client plays the audio at ``start_ms`` of the answer.
 
-        Answers before it are played to their end first.
+        Answers before it are played to their end first. What follows of a cut answer is not played, and so is due now.
         """
+        if entry.cut_ms is not None:
+            return 0
         position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
