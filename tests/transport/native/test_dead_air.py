@@ -12,6 +12,7 @@ import pytest
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
+from support.patience import until
 from support.raw_http import raw_client, request
 from support.scripted_engines import ActingEngine
 
@@ -278,6 +279,22 @@ async def test_speech_interrupts_the_sentence_and_is_answered_and_the_tool_still
         assert at - answered == pytest.approx(NEXT_FILLER_SEC + seconds_of("you spoke"), abs=0.5)
         await tell(client, call)
         assert (await client.answer()).text == "found"
+
+
+async def test_the_model_sees_nothing_of_a_sentence_that_speech_may_interrupt() -> None:
+    engine = Worker()
+    turns: dict[str, Any] = {"turn_detection": {"type": "server_vad", "duck": True}, "start_policy": "on_first_chunk"}
+    async with conversation(engine, **turns) as client:
+        await ask(client)
+        await client.until("response_started")
+        await client.chunk(loud(320))
+        await client.until("speech_started")
+        await until(lambda: len(engine.requests) == 3)  # it listens
+        await client.chunk(loud(700))
+        await client.chunk(quiet(700))
+        assert (await client.answer()).reason == "cancelled"
+        assert (await client.answer()).text == "you spoke"
+    assert [(one.role, one.text) for one in engine.requests[-1].history] == [("user", "find it"), ("assistant", "")]
 
 
 # results that come late
