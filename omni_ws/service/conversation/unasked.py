@@ -237,8 +237,8 @@ class Unasked:
         """
         conversation = self._conversation
         filler = self._filler if request_id in (None, self._filler) else None
-        stopped = named is not None and named.remark is not None
-        if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
+        stopped = named is not None and named.remark is not None and named.remark.why is StartTrigger.FILLER
+        if stopped or (filler is not None and conversation.ledger.stop(filler, now)):
             self._remarks.stop_fillers()
         self.tellings.cancelled(request_id, named)
         if named is not None:
