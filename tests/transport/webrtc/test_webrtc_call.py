@@ -194,6 +194,17 @@ async def test_the_caller_truncates_what_is_still_being_said() -> None:
         assert heard in ([], ["Once"])
 
 
+async def test_a_draining_server_lets_the_answer_be_heard() -> None:
+    engine = ScriptedEngine(SPOKEN * 2)
+    async with live_server(engine, still_answers=False) as server, webrtc_call(server) as caller:
+        await ask(caller)
+        await caller.until("output_audio_buffer.started")
+        draining = asyncio.create_task(server.running.drain(60))
+        assert (await caller.until("error"))["error"]["code"] == "shutting_down"
+        assert caller.seen("output_audio_buffer.stopped")
+        await draining
+
+
 async def test_hanging_up_from_either_end() -> None:
     async with live_server(ScriptedEngine((*SPOKEN, lambda: _never()))) as server:
         async with webrtc_call(server) as caller:
