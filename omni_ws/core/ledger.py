@@ -209,12 +209,12 @@ class Ledger:
         entry.hear_late(text)
         return self.history.revise(request_id, self.question(entry))
 
-    def _messages(self, entry: LedgerEntry) -> Iterator[Message]:
+    def _messages(self, entry: LedgerEntry, answer: Message | None = None) -> Iterator[Message]:
         if entry.input_kept:
             yield from _results(entry)
             yield self.question(entry)
         if entry.answer_kept:
-            yield self.answer(entry)
+            yield answer or self.answer(entry)
 
     def question(self, entry: LedgerEntry) -> Message:
         """Return the user's message of an entry, as far as its words are known."""
@@ -328,8 +328,10 @@ class Ledger:
     def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
         """Return the milliseconds until the client plays the audio at ``start_ms`` of the answer.
 
-        Answers before it are played to their end first.
+        Answers before it are played to their end first. What follows of a cut answer is not played, and so is due now.
         """
+        if entry.cut_ms is not None:
+            return 0
         position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
@@ -574,7 +576,7 @@ class Ledger:
         """
         for entry in self._entries.values():
             entry.settle_cut()
-        more = () if held is None else (*_results(held), self.question(held), self.answer_if_cut(held, now))
+        more = () if held is None else self._messages(held, self.answer_if_cut(held, now))
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:

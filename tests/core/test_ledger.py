@@ -110,6 +110,7 @@ def test_audio_is_due_behind_all_that_is_before_it() -> None:
     assert talk.ledger.due_ms(second, 1000, 1) == 2000
     talk.ledger.cut(first, 1)
     assert talk.ledger.due_ms(second, 1000, 1) == 1000
+    assert talk.ledger.due_ms(first, 5000, 1) == 0  # nobody plays that
 
 
 # reports

@@ -729,7 +729,8 @@ class RequestQueue:
                 beside = under.entry
             else:
                 pending = [*pending, under]
-        pending = [one for one in pending if not one.tells]  # a telling that nobody heard is told later
+        # A telling that nobody heard is told later.
+        pending = [one for one in pending if one.entry.input_kept and not one.tells]
         now = request.timeline.now()
         messages = request.see(self._ledger.messages(request.entry.results, now=now, held=beside))
         last = messages[-1] if messages and messages[-1].role == "user" else None

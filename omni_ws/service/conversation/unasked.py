@@ -154,7 +154,7 @@ class Unasked:
         speaks = "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks
         awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
         if awaited or (wanted and speaks):
-            self._one_filler = not awaited
+            self._one_filler = not awaited and (self._one_filler or not self._remarks.awaits)
             if awaited or not spoken:
                 first_sec = FIRST_FILLER_SEC if awaited else self._acknowledged_sec
                 ids, silent = awaited or [call.id for call in later], not (wanted and speaks)
@@ -237,8 +237,8 @@ class Unasked:
         """
         conversation = self._conversation
         filler = self._filler if request_id in (None, self._filler) else None
-        stopped = named is not None and named.remark is not None
-        if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
+        stopped = named is not None and named.remark is not None and named.remark.why is StartTrigger.FILLER
+        if stopped or (filler is not None and conversation.ledger.stop(filler, now)):
             self._remarks.stop_fillers()
         self.tellings.cancelled(request_id, named)
         if named is not None:
@@ -338,6 +338,11 @@ class Remarks:
         """
         self._working.update(dict.fromkeys(call_ids))
         self._fillers, self._said, self._first_sec, self._silent = 0, spoken, first_sec, silent
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the result of any call is awaited for which fillers are said."""
+        return not all(map(self._is_done, self._working))
 
     def stop_fillers(self) -> None:
         """Say no more fillers for the calls so far."""
@@ -950,6 +955,6 @@ def async_calls(request: Request) -> list[ToolCall]:
 
 
 def _free_choice(config: SessionConfig) -> SessionConfig:
-    """Return the configuration for a telling, in which no tool call is forced."""
+    """Return the configuration for a telling: a chat, also where turns are only transcribed; no tool call is forced."""
     free = config.tool_choice in (None, "none", "auto")
-    return config if free else replace(config, tool_choice="auto")
+    return replace(config, task=Task.CHAT, tool_choice=config.tool_choice if free else "auto")

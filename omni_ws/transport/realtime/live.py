@@ -122,6 +122,8 @@ from omni_ws.wire.server_frames import (
 
 #: A session ends after this time without audio from the client.
 SILENT_SEC: Final = 30.0
+#: How much longer than its audio the rest of an answer may take at the end of a session.
+PLAYOUT_MARGIN_MS: Final = 1000
 #: The interval of ``session.usage.updated``.
 USAGE_SEC: Final = 15
 #: The paths of the fields of ``session_config`` in a Live session, for errors.
@@ -797,9 +799,19 @@ class LiveConnection(RealtimeConnection):
 
     async def _say_goodbye(self, error: OmniError) -> None:
         if isinstance(error, ORDERLY_ENDS) and self._live.started:
+            self._flush()
+            await self._heard()
             self._live.end("expired")
         else:
             await super()._say_goodbye(error)
+
+    async def _heard(self) -> None:
+        """Wait until the answers that were made are heard, for little longer than they last."""
+        player = self._live.player
+        for _ in range(math.ceil((player.lasts_ms + PLAYOUT_MARGIN_MS) / FRAME_MS)):
+            if not player.sounding or not self._connection.is_open:
+                return
+            await asyncio.sleep(FRAME_MS / 1000)
 
     def _close_code(self, error: OmniError) -> int:
         if self._live.closed:

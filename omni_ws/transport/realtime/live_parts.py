@@ -155,6 +155,12 @@ class LivePlayer:
         """Whether any audio of answers is queued, or was sent and is not yet played to its end."""
         return bool(self._answers or self._ahead)
 
+    @property
+    def lasts_ms(self) -> float:
+        """How long the audio of answers lasts that is queued, or was sent and is not yet played to its end."""
+        queued = sum(len(answer.audio) for answer in self._answers)
+        return queued / self._bytes_per_ms + sum(piece.lasts_ms for piece in self._ahead)
+
     def say(self, answer_id: str, audio: bytes, start_ms: float | None = None) -> None:
         """Queue ``audio``, which begins at ``start_ms`` of the answer, after all audio queued before.
 

@@ -599,6 +599,9 @@ class RealtimeDialect(SessionDialect):
         if content_index != 0:
             raise InvalidValue("content_index must be 0: an item has one part that is heard", param="content_index")
         if item.role == "assistant" and item.request_id is not None:
+            if self._media and (response := self._responses.get(item.request_id)) is not None:  # the server plays it
+                response.cancel()
+                self._conversation.cancel(item.request_id)
             heard = self._conversation.cut_answer(item.request_id, audio_end_ms)
             if heard is not None:
                 self._items.cut(item, heard)

@@ -45,6 +45,7 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import (
+    ORDERLY_ENDS,
     EngineOverloaded,
     InvalidFrame,
     InvalidRequest,
@@ -223,6 +224,16 @@ class RealtimeCall(Call):
         self._dialect: RealtimeDialect = dialect
         #: The id of the response that was cut short: its audio that is still to come is not played.
         self._cut: str | None = None
+
+    def connection_closing(self) -> None:
+        self.speaker.stop()
+        super().connection_closing()
+
+    async def _say_goodbye(self, error: OmniError) -> None:
+        self._flush()
+        if isinstance(error, ORDERLY_ENDS):
+            await self.speaker.played()
+        await super()._say_goodbye(error)
 
     # output
 
@@ -787,6 +798,8 @@ PACKET_SEC: Final = 0.02
 MAX_LATE_SEC: Final = 0.1
 #: Seconds of audio sent at once after a pause, ahead of the clock: a player waits for more than one packet.
 HEAD_START_SEC: Final = 2 * PACKET_SEC
+#: How much longer than its audio the rest of an answer may take at the end of a call.
+PLAYOUT_MARGIN_SEC: Final = 1.0
 
 
 class CallSpeaker(MediaStreamTrack):
@@ -817,6 +830,8 @@ class CallSpeaker(MediaStreamTrack):
         self._encoder = OpusPacketEncoder()
         self._playout = Playout(PACKET_BYTES, TRACK)
         self._changed = asyncio.Event()
+        #: Set when all audio was sent, or is dropped.
+        self._silent = asyncio.Event()
         self._due = self._origin = self._now()
 
     def say(self, response_id: str, audio: bytes) -> None:
@@ -835,10 +850,20 @@ class CallSpeaker(MediaStreamTrack):
 
     def clear(self) -> list[str]:
         """Drop all queued audio. Returns the ids of the responses that were partly sent before."""
+        self._silent.set()
         return self._playout.clear()
 
+    async def played(self) -> None:
+        """Wait until the caller has heard all queued audio, for little longer than it lasts."""
+        if self._playout.unplayed:
+            self._silent.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._playout.waiting / TRACK.bytes_per_second + PLAYOUT_MARGIN_SEC):
+                    await self._silent.wait()
+            await asyncio.sleep(HEAD_START_SEC)
+
     def stop(self) -> None:
-        self._playout.clear()
+        self.clear()
         self._changed.set()
         super().stop()
 
@@ -875,6 +900,7 @@ class CallSpeaker(MediaStreamTrack):
             if self._on_sent is not None:
                 self._on_sent(played.answer_id, played.audio, self._due + HEAD_START_SEC - self._now())
             return played.audio
+        self._silent.set()
         return None
 
 

@@ -11,19 +11,33 @@ import numpy as np
 import pytest
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
+from support.moving_session import MovingClient, sessions_of
 from support.native_client import Answer, NativeClient, native_client
+from support.patience import until
 from support.raw_http import raw_client, request
 from support.scripted_engines import ActingEngine
 
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
+from omni_ws.core.chunks import (
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputModality,
+    StartTrigger,
+    Task,
+    ToolCallFragment,
+    Usage,
+)
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
+from omni_ws.errors import ShuttingDown
+from omni_ws.service.conversation.output_log import ServerMessage
 from omni_ws.service.conversation.unasked import (
     FIRST_FILLER_SEC,
     MOST_FILLERS,
     NEXT_FILLER_SEC,
     phrases,
 )
+from omni_ws.wire.server_frames import ResponseStartedFrame
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -264,6 +278,39 @@ async def test_a_cancel_of_the_sentence_stops_it_and_all_later_ones() -> None:
         assert (await client.answer()).text == "found"
 
 
+async def test_a_cancel_of_the_sentence_at_another_server_stops_all_later_ones_too() -> None:
+    engine = Worker()
+    await engine.start()
+    client = MovingClient(lambda received: len(fillers(received)) == 1)
+    sessions = sessions_of(engine)
+    session = sessions.open(None)
+    token = session.new_token()
+    assert token is not None
+    client.come(sessions, session)
+    session.attach(client)
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+    session.conversation.configure({"max_lead_ms": 400, "tools": [tool]})
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"find it", 0, end_of_input=True), now=now())
+    data = await client.data
+    sessions.end_all(ShuttingDown("the server is shutting down"))
+    await sessions.wait_closed()
+    sessions = sessions_of(engine)
+    sessions.restore(data, None)
+    session = sessions.claim(session.session_id, token, None)
+    client.come(sessions, session)
+    session.resume(client, client.last_output)
+    client.output_ready()
+    session.conversation.cancel()
+    await asyncio.sleep(60)
+    assert len(fillers(client.received)) == 1
+    sessions.end_all(ShuttingDown("the server is shutting down"))
+    await sessions.wait_closed()
+
+
+def fillers(received: list[ServerMessage]) -> list[ServerMessage]:
+    return [one for one in received if isinstance(one, ResponseStartedFrame) and one.trigger is StartTrigger.FILLER]
+
+
 async def test_speech_interrupts_the_sentence_and_is_answered_and_the_tool_still_works() -> None:
     engine = Worker()
     async with conversation(engine, **TURNS) as client:
@@ -278,6 +325,22 @@ async def test_speech_interrupts_the_sentence_and_is_answered_and_the_tool_still
         assert at - answered == pytest.approx(NEXT_FILLER_SEC + seconds_of("you spoke"), abs=0.5)
         await tell(client, call)
         assert (await client.answer()).text == "found"
+
+
+async def test_the_model_sees_nothing_of_a_sentence_that_speech_may_interrupt() -> None:
+    engine = Worker()
+    turns: dict[str, Any] = {"turn_detection": {"type": "server_vad", "duck": True}, "start_policy": "on_first_chunk"}
+    async with conversation(engine, **turns) as client:
+        await ask(client)
+        await client.until("response_started")
+        await client.chunk(loud(320))
+        await client.until("speech_started")
+        await until(lambda: len(engine.requests) == 3)  # it listens
+        await client.chunk(loud(700))
+        await client.chunk(quiet(700))
+        assert (await client.answer()).reason == "cancelled"
+        assert (await client.answer()).text == "you spoke"
+    assert [(one.role, one.text) for one in engine.requests[-1].history] == [("user", "find it"), ("assistant", "")]
 
 
 # results that come late

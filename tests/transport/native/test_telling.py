@@ -60,7 +60,7 @@ class Talker(ActingEngine):
             voice_languages={"someone": "en"},
             tools=True,
         )
-        self.words, self.fails = words, fails
+        self.words, self.fails, self.tool = words, fails, "find"
         self.asked: list[str] = []
         #: Set while it may begin to speak of what it is given to tell.
         self.may_tell = asyncio.Event()
@@ -77,7 +77,7 @@ class Talker(ActingEngine):
             await self.say(self.words, out)
             for number in range(text.count("find")):
                 call_id = f"call_{len(self.asked)}_{number}"
-                out.write(ToolCallOutput(ToolCallFragment(number, id=call_id, name="find", arguments="{}")))
+                out.write(ToolCallOutput(ToolCallFragment(number, id=call_id, name=self.tool, arguments="{}")))
             await self.may_end.wait()
             out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
             return
@@ -204,6 +204,19 @@ async def test_a_silent_call_has_one_sentence_of_the_server_and_no_more() -> Non
         assert started["trigger"] == "filler"
         assert (await one.client.answer()).text in phrases()["en"].filler
         await one.silent_for(60)
+
+
+async def test_a_call_of_an_async_tool_does_not_end_the_sentences_about_another_tool() -> None:
+    look = {**TOOL, "function": {**TOOL["function"], "name": "look"}}
+    engine = Talker(words="")
+    async with talk(engine, tools=[look, *LATER]) as one:
+        engine.tool = "look"
+        await one.ask()
+        engine.tool = "find"
+        await one.ask()
+        for _ in range(3):
+            assert (await one.client.until("response_started"))["trigger"] == "filler"
+            await one.client.answer()
 
 
 async def test_after_words_of_the_model_nothing_fills_the_silence() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from support.inline_workers import inline
@@ -19,6 +20,7 @@ from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import Modality
+from omni_ws.engine.base import AudioOutput, TextOutput
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -328,6 +330,21 @@ async def test_a_server_that_ends_closes_its_sessions() -> None:
         draining = asyncio.create_task(server.running.drain(60))
         assert (await client.until("session.closed"))["reason"] == "expired"
         assert (await client.closed())[0] == 1000
+        await draining
+
+
+async def test_a_server_that_drains_lets_the_answer_be_heard() -> None:
+    sound = AudioOutput(np.full(2 * 24_000, 0.25, np.float32), 24_000)
+    engine = Talker("Hello.", reply=lambda said: [TextOutput("Once there was a king."), sound])
+    async with live_server(engine, still_answers=False) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.speak()
+        while not np.frombuffer(client.sound, "<i2").any():
+            await client.take()
+        draining = asyncio.create_task(server.running.drain(60))
+        assert (await client.until("session.closed"))["reason"] == "expired"
+        assert np.count_nonzero(np.frombuffer(client.sound, "<i2")) >= 2 * 24_000 - 10
+        assert client.said().strip() == "Once there was a king."
         await draining
 
 

@@ -19,6 +19,7 @@ from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.scripted_engines import HearingEngine
 
 from omni_ws.audio import speech_watch
+from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
@@ -39,7 +40,9 @@ def _judged_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def responding(said: str, **detection: Any) -> AsyncIterator[tuple[RealtimeClient, HearingEngine, asyncio.Event]]:
+async def responding(
+    said: str, *, out_of_band: bool = False, **detection: Any
+) -> AsyncIterator[tuple[RealtimeClient, HearingEngine, asyncio.Event]]:
     """A client whose response sounds for ten seconds, and ends once the event is set; then ``said`` is heard."""
     over = asyncio.Event()
     second = AudioOutput(np.full(24_000, 0.25, np.float32), 24_000)
@@ -48,8 +51,12 @@ async def responding(said: str, **detection: Any) -> AsyncIterator[tuple[Realtim
     )
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
         await client.update(audio={"input": {"turn_detection": detection, "transcription": {"model": "any"}}})
-        await client.say("Tell me a story.")
-        await client.send("response.create")
+        if out_of_band:
+            own = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Tell me a story."}]}
+            await client.send("response.create", response={"conversation": "none", "input": [own]})
+        else:
+            await client.say("Tell me a story.")
+            await client.send("response.create")
         await client.until("response.output_audio.delta")
         yield client, engine, over
 
@@ -87,6 +94,17 @@ async def test_speech_that_interrupts_is_told_late_with_the_place_where_it_began
         (completed,) = client.seen("conversation.item.input_audio_transcription.completed")
         assert (completed["item_id"], completed["transcript"]) == (started["item_id"], "Go forward.")
         assert speech_events(client) == ["speech_started", "speech_stopped", "committed"]
+
+
+async def test_speech_over_a_response_out_of_band_has_nothing_of_it() -> None:
+    async with responding("Go forward.", out_of_band=True, type="semantic_vad") as (client, engine, _):
+        await client.append(quiet(BEGINS_MS) + loud(640))
+        await until(lambda: len(engine.requests) == 2)  # it is listened to
+        await client.append(loud(320) + quiet(2000))
+        assert (await client.response())["status"] == "cancelled"
+        assert text_of(await client.response()) == "I go."
+        assert not engine.requests[1].history
+        assert {chunk.modality for chunk in engine.inputs[1]} == {Modality.AUDIO}
 
 
 async def test_audio_that_is_cleared_interrupts_nothing() -> None:

@@ -178,6 +178,33 @@ async def test_the_caller_clears_what_was_not_heard() -> None:
         assert done["response"]["status_details"]["reason"] == "client_cancelled"
 
 
+async def test_the_caller_truncates_what_is_still_being_said() -> None:
+    engine = ScriptedEngine(SPOKEN * 5)
+    async with live_server(engine) as server, webrtc_call(server) as caller:
+        await ask(caller)
+        await caller.until("output_audio_buffer.started")
+        item_id = caller.seen("response.output_item.added")[0]["item"]["id"]
+        caller.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=100)
+        done = await caller.until("response.done")
+        assert done["response"]["status_details"]["reason"] == "client_cancelled"
+        await caller.until("output_audio_buffer.cleared")
+        await ask(caller)  # the call goes on
+        assert (await caller.until("response.done"))["response"]["status"] == "completed"
+        heard = [message.text for message in engine.requests[-1].history if message.role == "assistant"]
+        assert heard in ([], ["Once"])
+
+
+async def test_a_draining_server_lets_the_answer_be_heard() -> None:
+    engine = ScriptedEngine(SPOKEN * 2)
+    async with live_server(engine, still_answers=False) as server, webrtc_call(server) as caller:
+        await ask(caller)
+        await caller.until("output_audio_buffer.started")
+        draining = asyncio.create_task(server.running.drain(60))
+        assert (await caller.until("error"))["error"]["code"] == "shutting_down"
+        assert caller.seen("output_audio_buffer.stopped")
+        await draining
+
+
 async def test_hanging_up_from_either_end() -> None:
     async with live_server(ScriptedEngine((*SPOKEN, lambda: _never()))) as server:
         async with webrtc_call(server) as caller:
