@@ -159,6 +159,11 @@ class App(Application):
         host = request.headers.get("host")
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
+    def serves(self, session_id: str) -> bool:
+        """Return whether this process has an open session or call; without a store, True: no other process can."""
+        own = session_id.replace("live_", "sess_", 1)  # as the Live API names it
+        return self.sessions.store is None or any(front_end.serves(own) for front_end in self.front_ends)
+
     # life cycle
 
     @asynccontextmanager

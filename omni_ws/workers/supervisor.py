@@ -233,7 +233,9 @@ class Supervisor:
         if self._open_connections >= self._config.limits.max_connections:
             os.close(message.descriptor)
         else:
-            (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
+            # A worker that drains may pass on what was given to it by its number.
+            is_last = to is None or not message.number
+            (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=is_last))
 
     def _give_to_others(self, ended: Member) -> None:
         """Give the connections that were on their way to ``ended``, a worker that has ended, to other workers."""
@@ -624,7 +626,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenConnection:
-    """A connection on its way to a worker: its file descriptor, and the bytes that another worker has read from it."""
+    """A connection on its way to a worker: its file descriptor, and the bytes that another worker has read from it.
+
+    ``passed_on``: another worker has passed it on, and the one that gets it must serve it.
+    """
 
     descriptor: int
     received: bytes = b""

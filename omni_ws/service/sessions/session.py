@@ -745,6 +745,11 @@ class Sessions:
         if living is not None:
             await asyncio.wait([living.life])
 
+    def has_open(self, session_id: str) -> bool:
+        """Return whether a session is open here: it has neither ended nor been handed over."""
+        living = self._living.get(session_id)
+        return living is not None and living.session.is_open
+
     @property
     def disconnected(self) -> int:
         """The number of sessions without a connection."""

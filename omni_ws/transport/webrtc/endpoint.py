@@ -121,6 +121,9 @@ class WebrtcCalls(SessionFrontEnd):
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
 
+    def serves(self, session_id: str) -> bool:
+        return f"rtc_{session_id}" in self._calls or super().serves(session_id)
+
     # calls of the Realtime API
 
     async def create(self, exchange: HttpExchange) -> None:
