@@ -352,8 +352,8 @@ def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
 # Worker: the process's side of a server with several workers, with the channel to the others.
 
 
-#: The id of a session or call (the latter without its ``rtc_``), with the number of its worker, in the target of a
-#: request.
+#: The id of a session or call, with the number of its worker, in the target of a request; without ``rtc_`` or the
+#: ``replica_id``, which may be before it.
 _ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_|live_)?[0-9a-f]{24}(?![A-Za-z0-9])")
 #: The interval at which a worker records its state, for changes that no event reports.
 NOTE_INTERVAL_SEC: Final = 0.25

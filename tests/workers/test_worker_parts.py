@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.exhausted import no_more_files
+from support.live_server import live_server
+from support.native_client import native_client
+from support.raw_http import call
+from support.webrtc_client import webrtc_call
 
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
@@ -172,6 +176,25 @@ def test_what_workers_cannot_share_is_refused(fields: dict[str, object], named: 
         ServerConfig(workers=0)
     with pytest.raises(ValueError, match="workers"):
         ServerConfig(workers=65)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("replica_id", ["", "a"])
+async def test_what_a_worker_that_drains_still_serves(tmp_path: Path, replica_id: str) -> None:
+    """It has what is open; the rest it leaves to others."""
+    before = f"{replica_id}_" if replica_id else ""
+    store = {"store": f"sqlite:{tmp_path / 'store' / 'sessions.db'}"}
+    async with live_server(replica_id=replica_id, sessions=store) as server:
+        async with native_client(server) as client, webrtc_call(server) as caller:
+            native_id = client.created["session_id"].removeprefix(before)
+            call_id = caller.location.rpartition("/rtc_")[2]
+            assert server.app.serves(native_id)
+            assert server.app.serves(call_id)
+            made = await call(server.port, "POST", "/v1/streaming_input/sessions")
+            mode_b = made.json()["session_id"].removeprefix(before)
+            await server.until(lambda: not server.app.serves(mode_b))  # at rest it is in the store alone
+        await server.until(lambda: not server.app.serves(native_id))
+        await server.until(lambda: not server.app.serves(call_id))
 
 
 class _FailingStarts(Supervisor):

@@ -122,7 +122,8 @@ class WebrtcCalls(SessionFrontEnd):
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
 
     def serves(self, session_id: str) -> bool:
-        return f"rtc_{session_id}" in self._calls or super().serves(session_id)
+        call_id = f"rtc_{session_id.removeprefix(f'{self._config.replica_id}_')}"  # which has no replica_id
+        return call_id in self._calls or super().serves(session_id)
 
     # calls of the Realtime API
 
