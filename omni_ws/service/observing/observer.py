@@ -164,13 +164,15 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 class SessionTimeline:
     """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("_input", "before", "opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "before", "moved", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
         self._input: InputStream | None = None
         #: How much input the session had accepted when it was restored here.
         self.before = NO_INPUT
+        #: Whether another process goes on with the session, and with its requests that have not ended.
+        self.moved = False
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
@@ -185,6 +187,10 @@ class SessionTimeline:
     def goes_on(self) -> None:
         """Note that the session was restored: another server has counted its input so far."""
         self.before = self.received
+
+    def leaves(self) -> None:
+        """Note that the session goes on in another process, which counts its open requests as a whole."""
+        self.moved = True
 
     @property
     def received(self) -> InputAccepted:
@@ -291,6 +297,11 @@ class RequestTimeline:
         session.add(self)
 
     # reading
+
+    @property
+    def moved(self) -> bool:
+        """Whether another process goes on with the request, which ends here without being over."""
+        return self._session.moved
 
     @property
     def first_answer_modality(self) -> OutputModality | None:

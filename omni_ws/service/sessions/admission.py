@@ -20,6 +20,7 @@ import msgspec
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.values import Address, ConfigurationError, Network, literal_address, replace_file, user_cache_folder
+from omni_ws.core.chunks import Usage
 from omni_ws.core.quota import DailyLimits, DailyUse, TokenBucket, UsedToday
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
@@ -462,9 +463,12 @@ class Admission:
             self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count the use of a request when it has ended, however it ended. Other observations are ignored."""
+        """Count the use of a request when it has ended, however it ended. Other observations are ignored.
+
+        Of a request with which another process goes on, only the reservation is released.
+        """
         if isinstance(observation, RequestEnded):
-            usage = observation.outcome.final.usage
+            usage = Usage() if observation.timeline.moved else observation.outcome.final.usage
             self.spent(
                 session.owner,
                 tokens=usage.input_tokens + usage.output_tokens,

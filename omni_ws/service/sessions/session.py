@@ -369,6 +369,7 @@ class Session:
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
+        self.leaves()
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
 
@@ -384,7 +385,13 @@ class Session:
     def lose(self, *, deleted: bool) -> None:
         """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
         self.release(deleted=deleted)
+        if not deleted:
+            self.leaves()
         self.end(None)
+
+    def leaves(self) -> None:
+        """Note that another process goes on with the session, before the session ends here."""
+        self.conversation.observed.timeline.leaves()
 
     def drain(self, time_left: float) -> None:
         """Refuse new requests, answer those that are open, and then end the session.

@@ -417,7 +417,7 @@ class ModeBKeeper:
 
     def lose(self, held: _Held, error: OmniError) -> None:
         """End a session whose record another server has taken or deleted. Readers get ``error``."""
-        self.drop(held)
+        self.drop(held, delete=isinstance(error, SessionNotFound))
         held.session.fail(error)
         self.registry.discard(held.session)
 
@@ -428,6 +428,8 @@ class ModeBKeeper:
     def drop(self, held: _Held | None, *, delete: bool = False) -> None:
         """Stop writing the record of a session, and release its lease to other servers, or delete the record."""
         if held is not None and self._held.pop(held.session.id, None) is not None:
+            if not delete and not held.behind:
+                held.session.leaves()
             held.release(delete=delete)
 
     def _unuse(self, held: _Held | None) -> None:

@@ -421,6 +421,11 @@ class ModeBSession(Attachment):
             self._session.conversation.end_in_error()
             self._stop(InputState.FAILED, error)
 
+    def leaves(self) -> None:
+        """Note that another process goes on with the session, before the session ends here."""
+        if self._session is not None:
+            self._session.leaves()
+
     def cancel(self) -> None:
         """End a live session, or delete a stored result. Idempotent. Raises RuntimeError for an expired session."""
         if self.state is not InputState.CANCELLED:
