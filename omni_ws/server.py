@@ -159,6 +159,16 @@ class App(Application):
         host = request.headers.get("host")
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
+    def serves(self, session_id: str) -> bool:
+        """Return whether this process has an open session or call; without a store, True: no other process can.
+
+        ``session_id`` is an id without the ``replica_id`` before it.
+        """
+        own = session_id.replace("live_", "sess_", 1)  # as the Live API names it
+        if self.config.replica_id:
+            own = f"{self.config.replica_id}_{own}"
+        return self.sessions.store is None or any(front_end.serves(own) for front_end in self.front_ends)
+
     # life cycle
 
     @asynccontextmanager

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -249,6 +250,12 @@ class ListeningQueue:
     def input(self) -> list[InputChunk | None]:
         """The items except settings and marks; None stands for an end of input without a chunk."""
         return [item for item in self._items if item is None or isinstance(item, InputChunk)]
+
+    def before(self, call: Callable[[], None]) -> int:
+        """Return how many items of ``input`` are before the last mark that calls ``call``; 0 without one."""
+        marks = [place for place, item in enumerate(self._items) if isinstance(item, Reached) and item.call == call]
+        before = islice(self._items, max(marks, default=0))
+        return sum(item is None or isinstance(item, InputChunk) for item in before)
 
     @property
     def audio_is_next(self) -> bool:

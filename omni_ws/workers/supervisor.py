@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import compress
 from typing import IO, Any, Final
 
 from omni_ws import __version__
@@ -233,7 +234,9 @@ class Supervisor:
         if self._open_connections >= self._config.limits.max_connections:
             os.close(message.descriptor)
         else:
-            (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
+            # A worker that drains may pass on what was given to it by its number.
+            is_last = to is None or not message.number
+            (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=is_last))
 
     def _give_to_others(self, ended: Member) -> None:
         """Give the connections that were on their way to ``ended``, a worker that has ended, to other workers."""
@@ -625,7 +628,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenConnection:
-    """A connection on its way to a worker: its file descriptor, and the bytes that another worker has read from it."""
+    """A connection on its way to a worker: its file descriptor, and the bytes that another worker has read from it.
+
+    ``passed_on``: another worker has passed it on, and the one that gets it must serve it.
+    """
 
     descriptor: int
     received: bytes = b""
@@ -678,9 +684,11 @@ class Questions:
             self._still_true().append((question, argument))
         if question == METRICS:
             asker.count(argument)
-        asks = (self._ask(other, question, payload) for other in others)
-        answers = await asyncio.gather(*asks, return_exceptions=True)
-        found: list[Any] = [one for one in answers if not isinstance(one, BaseException)]
+        others = tuple(others)
+        answers = await asyncio.gather(*(self._ask(one, question, payload) for one in others), return_exceptions=True)
+        # The metrics of a worker that has ended meanwhile are among those of ended workers.
+        counts = [one.is_alive or question != METRICS for one in others]
+        found: list[Any] = [one for one in compress(answers, counts) if not isinstance(one, BaseException)]
         if question == METRICS:
             found.append(self._ended)
         asker.channel.send(MessageKind.ANSWERS, number, pickle.dumps(found))
@@ -701,9 +709,7 @@ class Questions:
             del self._waiting[number]
         if question != METRICS:
             return answer
-        if not other.is_alive:  # its metrics are among those of ended workers
-            return []
-        if answer is None:
+        if answer is None or not other.is_alive:
             return other.counted
         other.count(answer)
         return answer

@@ -55,7 +55,7 @@ class MessageKind(IntEnum):
     #: To a worker: the settings to start with (payload).
     START = auto()
     #: To a worker: serve this connection; the payload has the bytes read so far. Number: 1 if another worker passed it
-    #: on.
+    #: on, and this one must serve it in any case.
     CONNECTION = auto()
     #: From a worker: it has taken the oldest of the connections that were sent to it, and serves it.
     TAKEN = auto()
@@ -352,7 +352,8 @@ def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
 # Worker: the process's side of a server with several workers, with the channel to the others.
 
 
-#: The id of a session or call, with the number of its worker, in the target of a request.
+#: The id of a session or call, with the number of its worker, in the target of a request; without ``rtc_`` or the
+#: ``replica_id``, which may be before it.
 _ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_|live_)?[0-9a-f]{24}(?![A-Za-z0-9])")
 #: The interval at which a worker records its state, for changes that no event reports.
 NOTE_INTERVAL_SEC: Final = 0.25
@@ -367,6 +368,7 @@ class Worker(WorkerGroup):
         self._loop = asyncio.get_running_loop()
         self._make: Callable[[], FrontDoor] | None = None
         self._note: Callable[[], None] = lambda: None
+        self._serves: Callable[[str], bool] = lambda session_id: True
         self._timer: asyncio.TimerHandle | None = None
         self._retiring = False
         self._questions: dict[int, asyncio.Future[list[Any]]] = {}
@@ -376,11 +378,16 @@ class Worker(WorkerGroup):
 
     # serving
 
-    def serve(self, make: Callable[[], FrontDoor], note: Callable[[], tuple[WorkerState, int, int, int]]) -> None:
+    def serve(
+        self,
+        make: Callable[[], FrontDoor],
+        note: Callable[[], tuple[WorkerState, int, int, int]],
+        serves: Callable[[str], bool],
+    ) -> None:
         """Serve connections from now on, each with a protocol that ``make`` creates.
 
         ``note`` returns the worker's state and three numbers: of open connections, of WebSockets, and of requests in
-        the engine.
+        the engine. ``serves`` returns whether this worker serves a session or call with its name, even as it drains.
         """
 
         def write() -> None:
@@ -389,7 +396,7 @@ class Worker(WorkerGroup):
                 state = WorkerState.DRAINING
             self.row.note(state=state, connections=connections, websockets=websockets, engine_requests=requests)
 
-        self._make, self._note = make, write
+        self._make, self._note, self._serves = make, write, serves
         self._tick()
         self._channel.send(MessageKind.LISTENING)
 
@@ -424,6 +431,8 @@ class Worker(WorkerGroup):
         if found is None:
             return 0 if self._retiring else None
         serial = int(found[1])
+        if serial == self.serial and self._retiring and not self._serves(found[0].decode()):
+            return 0  # another one has it from the store
         if serial == self.serial or not any(row.serial == serial for row in self.counts.rows):
             return None
         return serial
@@ -557,4 +566,4 @@ def join(
 
     connections.report_to(worker.changed)
     worker.on(METRICS, metrics)
-    worker.serve(make, note)
+    worker.serve(make, note, app.serves)

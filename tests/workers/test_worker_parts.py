@@ -10,16 +10,21 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from support.exhausted import no_more_files
-from support.patience import PATIENCE_SEC
+from support.live_server import live_server
+from support.native_client import native_client
+from support.patience import PATIENCE_SEC, until
+from support.raw_http import call
+from support.webrtc_client import webrtc_call
 
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
 from omni_ws.metrics import Metrics, rendered
-from omni_ws.service.sessions.shared_counts import KNOW_SECRET, WorkerRow
-from omni_ws.workers.supervisor import Member, Supervisor
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerRow
+from omni_ws.workers.supervisor import Member, Questions, Supervisor
 from omni_ws.workers.worker import (
     Family,
     MessageKind,
@@ -29,6 +34,7 @@ from omni_ws.workers.worker import (
     as_families,
     as_metrics,
     growing,
+    shared_counts,
     summed,
 )
 
@@ -177,6 +183,25 @@ def test_what_workers_cannot_share_is_refused(fields: dict[str, object], named: 
         ServerConfig(workers=65)
 
 
+@pytest.mark.real_time
+@pytest.mark.parametrize("replica_id", ["", "a"])
+async def test_what_a_worker_that_drains_still_serves(tmp_path: Path, replica_id: str) -> None:
+    """It has what is open; the rest it leaves to others."""
+    before = f"{replica_id}_" if replica_id else ""
+    store = {"store": f"sqlite:{tmp_path / 'store' / 'sessions.db'}"}
+    async with live_server(replica_id=replica_id, sessions=store) as server:
+        async with native_client(server) as client, webrtc_call(server) as caller:
+            native_id = client.created["session_id"].removeprefix(before)
+            call_id = caller.location.rpartition("/rtc_")[2]
+            assert server.app.serves(native_id)
+            assert server.app.serves(call_id)
+            made = await call(server.port, "POST", "/v1/streaming_input/sessions")
+            mode_b = made.json()["session_id"].removeprefix(before)
+            await server.until(lambda: not server.app.serves(mode_b))  # at rest it is in the store alone
+        await server.until(lambda: not server.app.serves(native_id))
+        await server.until(lambda: not server.app.serves(call_id))
+
+
 class _FailingStarts(Supervisor):
     """Its starts fail, but for the last of ``starts``. After the first one, ``meanwhile`` happens."""
 
@@ -239,6 +264,39 @@ async def test_a_worker_that_begins_to_listen_as_a_question_is_asked_learns_it_t
     for end in ends:
         end.close()
     await supervisor._close()
+
+
+class _Asked(Member):
+    """Notes what it is asked and answered, in place of a process that is."""
+
+    def __init__(self, row: WorkerRow) -> None:
+        start = WorkerStart(config=ServerConfig(), keys=(), serial=row.serial, wanted=3, row=row.index, port=0)
+        super().__init__(start, row, lambda member, message: None, on_room=lambda: None)
+        self.channel = self  # type: ignore[assignment]
+        self.sent: list[tuple[MessageKind, int, bytes]] = []
+
+    def send(self, kind: MessageKind, number: int, payload: bytes) -> None:
+        self.sent.append((kind, number, payload))
+
+
+async def test_what_a_worker_counted_that_ends_while_others_answer_counts_once() -> None:
+    with TemporaryFile() as file:
+        counts = shared_counts(file, ServerConfig(), (), 3)
+        asker, quick, slow = (_Asked(counts.take_row(serial)) for serial in (1, 2, 3))
+        questions = Questions()
+        payload = pickle.dumps((METRICS, families(0, 1, 1)))
+        asking = asyncio.create_task(questions.ask(asker, 7, payload, [quick, slow]))
+        await until(lambda: bool(quick.sent and slow.sent))
+        questions.answered(quick.sent[0][1], pickle.dumps(families(0, 2, 1)))
+        await until(lambda: bool(quick.counted))
+        quick.ended.set()
+        questions.ended(quick)
+        questions.answered(slow.sent[0][1], pickle.dumps(families(0, 4, 1)))
+        await asking
+        ((kind, number, answers),) = asker.sent
+        assert (kind, number) == (MessageKind.ANSWERS, 7)
+        text = shown(summed(pickle.loads(answers)))
+        assert 'omni_ws_requests_total{code="",finish_reason="stop",origin="http"} 6.0\n' in text
 
 
 async def test_a_worker_whose_seat_was_taken_while_it_started_ends_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,7 @@ from omni_ws.workers.worker import _ID
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 SESSIONS = "/v1/streaming_input/sessions"
+CHAT = b'{"model": "local-model", "messages": [{"role": "user", "content": "hi"}]}'
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +313,30 @@ async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer
     assert not re.search(r"Traceback|ERROR", changing.said[logged:])
     answer = await changing.get("/health")
     assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
+
+
+async def test_a_kept_session_goes_on_elsewhere_while_its_worker_drains(tmp_path: Path) -> None:
+    """The worker has an answer to finish, for as long as that takes, and has given the session to the store."""
+    store = ("--sessions.store", f"sqlite:{tmp_path / 'store' / 'sessions.db'}")
+    slow = ("--fake.first-chunk-delay-ms", str(round(1000 * PATIENCE_SEC)), "--drain-timeout-sec", str(PATIENCE_SEC))
+    with worker_server(*store, *slow) as server:
+        async with two_workers(server) as (first, second, one, other), AsyncExitStack() as stack:
+            busy = first if worker_of(one) == "w1" else second  # the one that is replaced first
+            await busy.send(request("POST", "/v1/chat/completions", body=CHAT))
+            client = await stack.enter_async_context(native_client(server))
+            while worker_of(client.created["session_id"]) != "w1":
+                client = await stack.enter_async_context(native_client(server))
+            server.process.send_signal(signal.SIGHUP)
+            while (told := await client.receive())["type"] != "session_closing":
+                pass
+            assert told["resume"] == "now"
+            query = f"?session_id={client.created['session_id']}&resume_token={client.created['resume_token']}"
+            async with native_client(server, query=query, greeted=False) as again:
+                assert (await again.receive())["type"] == "session_resumed"
+            mode_b = one if worker_of(one) == "w1" else other
+            assert (await server.get(f"{SESSIONS}/{mode_b}")).status == 200
+            assert 1 in server.workers, "it was done with its answer"
+            busy.reset()
 
 
 async def secret_of(server: WorkerServer) -> str:

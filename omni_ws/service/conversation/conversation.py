@@ -518,9 +518,11 @@ class Conversation:
             if saved.turn_id is not None and not saved.uncertain:
                 self.spoken.restore(saved.turn_id)
             self.listener.restore(saved)
-        for chunk in saved.unassigned:
+        for number, chunk in enumerate(saved.unassigned, 1):
             self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
             self.take_events([Diverted(chunk)])
+            if number == saved.cancelled and self.listener is not None:
+                self.listener.cancel()
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)

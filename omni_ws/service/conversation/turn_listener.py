@@ -159,13 +159,15 @@ class SavedListening(Struct, kw_only=True):
 
     ``audio_ms`` is how much audio came before ``unassigned``, which has the input that belongs to no request yet; None
     in it is an end of input without a chunk. ``turn_id`` is the id of the speech in progress, None without one.
-    ``uncertain``: the speech is an uncertain onset, whose audio is at the beginning of ``unassigned``.
+    ``uncertain``: the speech is an uncertain onset, whose audio is at the beginning of ``unassigned``. ``cancelled`` is
+    how many items of ``unassigned`` are before a cancel that waits there.
     """
 
     audio_ms: int
     turn_id: str | None
     unassigned: list[InputChunk | None]
     uncertain: bool = False
+    cancelled: int = 0
 
 
 #: How much audio is worth waking a thread: in silence, in a turn, and if a turn may end or an answer be interrupted.
@@ -359,18 +361,20 @@ class TurnListener:
         if piece is not None and not self._sliced_ms:
             being_judged = [replace(piece.as_chunk(), end_of_input=piece.last.end_of_input)]
         uncertain = onset is not None or self._undecided_until_ms is not None
+        before_cancel = len(ring) + len(being_judged) + self._queue.before(self._take_cancel) if self._cancels else 0
         return SavedListening(
             audio_ms=audio_ms,
             turn_id=self._turn_id if (self._speaking and not self._untold) or uncertain else None,
             unassigned=[*ring, *being_judged, *self._queue.input],
             uncertain=uncertain,
+            cancelled=before_cancel,
         )
 
     def restore(self, saved: SavedListening) -> None:
         """Take over a saved state.
 
         Its speech in progress is reported as stopped; more speech may still join its request. Call this after the
-        stream has its open request. Then put each item of ``saved.unassigned``.
+        stream has its open request. Then put each item of ``saved.unassigned``, and cancel where a cancel was.
         """
         self._offset_ms = saved.audio_ms
         if saved.turn_id is not None and saved.uncertain:

@@ -170,7 +170,7 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 class SessionTimeline:
     """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("_input", "before", "leaves", "opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "before", "counts_there", "leaves", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
@@ -178,7 +178,7 @@ class SessionTimeline:
         #: How much input the session had accepted when it was restored here.
         self.before = NO_INPUT
         #: See ``goes_elsewhere``.
-        self.leaves = False
+        self.leaves = self.counts_there = False
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
@@ -203,9 +203,12 @@ class SessionTimeline:
         reorder = stream.reorder
         return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
 
-    def goes_elsewhere(self) -> None:
-        """Note that the session leaves this process for the store, with requests of which nothing was answered yet."""
-        self.leaves = True
+    def goes_elsewhere(self, *, whole: bool) -> None:
+        """Note that another process goes on with the session, and counts its open requests when they end there.
+
+        ``whole``: their input counts there, too; otherwise what has arrived counts here.
+        """
+        self.leaves, self.counts_there = True, whole
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
@@ -467,7 +470,9 @@ class RequestTimeline:
             received_bytes=received_bytes,
             player=player,
             elsewhere=self._session.leaves,
-            new_audio_ms=max(0, final.usage.input_audio_ms - self._counted_audio_ms),
+            new_audio_ms=0
+            if self._session.counts_there
+            else max(0, final.usage.input_audio_ms - self._counted_audio_ms),
         )
         self._forget_if_over()
         self._report(RequestEnded(self, self.outcome, content))

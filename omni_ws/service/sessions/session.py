@@ -369,6 +369,7 @@ class Session:
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
+        self.goes_elsewhere(whole=True)
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
 
@@ -384,7 +385,13 @@ class Session:
     def lose(self, *, deleted: bool) -> None:
         """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
         self.release(deleted=deleted)
+        if not deleted:
+            self.goes_elsewhere(whole=True)
         self.end(None)
+
+    def goes_elsewhere(self, *, whole: bool) -> None:
+        """See SessionTimeline.goes_elsewhere. Call this before the session ends here."""
+        self.conversation.observed.timeline.goes_elsewhere(whole=whole)
 
     def drain(self, time_left: float) -> None:
         """Refuse new requests, answer those that are open, and then end the session.
@@ -744,6 +751,11 @@ class Sessions:
         living = self._living.get(session.session_id)
         if living is not None:
             await asyncio.wait([living.life])
+
+    def has_open(self, session_id: str) -> bool:
+        """Return whether a session is open here: it has neither ended nor been handed over."""
+        living = self._living.get(session_id)
+        return living is not None and living.session.is_open
 
     @property
     def disconnected(self) -> int:

@@ -139,6 +139,10 @@ class FrontEnd:
     def connect_gauges(self, metrics: Metrics) -> None:
         """Bind the gauges whose values only this front end knows."""
 
+    def serves(self, session_id: str) -> bool:
+        """Return whether this front end has an open session or call. The id of a call comes without its ``rtc_``."""
+        return False
+
     async def open_ports(self) -> None:
         """Listen on this front end's own ports, if it has any. Raises OSError, with advice, if a port is in use."""
 
@@ -164,6 +168,9 @@ class SessionFrontEnd(FrontEnd):
     def __init__(self, app: Application, sessions: Sessions) -> None:
         super().__init__(app)
         self._live = sessions
+
+    def serves(self, session_id: str) -> bool:
+        return self._live.has_open(session_id)
 
     def drain(self, time_left: float) -> None:
         self._live.drain(time_left)

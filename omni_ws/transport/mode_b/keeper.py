@@ -417,20 +417,20 @@ class ModeBKeeper:
 
     def lose(self, held: _Held, error: OmniError) -> None:
         """End a session whose record another server has taken or deleted. Readers get ``error``."""
-        self.drop(held)
+        self.drop(held, delete=isinstance(error, SessionNotFound))
         held.session.fail(error)
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
-        conversation = held.session.conversation
-        if conversation is not None and not held.made:
-            conversation.observed.timeline.goes_elsewhere()
         self.drop(held)
         self.registry.discard(held.session)
 
     def drop(self, held: _Held | None, *, delete: bool = False) -> None:
         """Stop writing the record of a session, and release its lease to other servers, or delete the record."""
         if held is not None and self._held.pop(held.session.id, None) is not None:
+            conversation = held.session.conversation
+            if conversation is not None and not delete and not held.behind:
+                conversation.observed.timeline.goes_elsewhere(whole=False)
             held.release(delete=delete)
 
     def _unuse(self, held: _Held | None) -> None:

@@ -104,6 +104,9 @@ class ModeBRoutes(FrontEnd):
         router.add("POST", f"{one}/finish", self.finish)
         router.add("GET", f"{one}/result", self.result)
 
+    def serves(self, session_id: str) -> bool:
+        return self._registry.knows(session_id)
+
     def drain(self, time_left: float) -> None:
         self._keeper.drain(ShuttingDown("the server is shutting down"))
 

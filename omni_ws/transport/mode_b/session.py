@@ -609,6 +609,10 @@ class ModeBRegistry:
         """Return the number of known sessions, including ended ones."""
         return len(self._by_id)
 
+    def knows(self, session_id: str) -> bool:
+        """Return whether a session is known here, be it live or ended."""
+        return session_id in self._by_id
+
     def open(self, key: ApiKey | None, *, session_id: str | None = None) -> Conversation:
         """Open a conversation for a session, to be configured and added. ``session_id`` is set for a restored one."""
         return self._sessions.open(

@@ -121,6 +121,10 @@ class WebrtcCalls(SessionFrontEnd):
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
 
+    def serves(self, session_id: str) -> bool:
+        call_id = f"rtc_{session_id.removeprefix(f'{self._config.replica_id}_')}"  # which has no replica_id
+        return call_id in self._calls or super().serves(session_id)
+
     # calls of the Realtime API
 
     async def create(self, exchange: HttpExchange) -> None:

@@ -617,6 +617,33 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
     assert times[0] == 384  # wherever it moves
 
 
+@pytest.mark.parametrize("behind", [b"", loud(400)], ids=["silence", "speech"])
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_cancel_that_waits_behind_speech_moves_with_the_session(moves: bool, behind: bytes) -> None:
+    """Of what was said before it nothing is answered, and all of what is said after it."""
+    server = Server(Reins(), InlineWorkers())
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"modalities": ["text"], "turn_detection": {"type": "server_vad"}})
+    now = asyncio.get_running_loop().time
+    for number, audio in enumerate((quiet(400) + loud(800), quiet(640))):
+        session.conversation.receive_chunk(InputChunk(Modality.AUDIO, audio, number), now=now())
+    session.conversation.cancel()
+    if moves:
+        before, server = server, Server(Reins(), InlineWorkers())
+        session = await moved(session, client, before, server)
+    for number, audio in enumerate((quiet(400) + behind, quiet(1200)), 2):
+        session.conversation.receive_chunk(InputChunk(Modality.AUDIO, audio, number), now=now())
+        await asyncio.sleep(1)
+    await asyncio.sleep(5)
+    await server.stop()
+    finals = [one for one in client.received if isinstance(one, FinalChunk)]
+    assert len(finals) == bool(behind)
+    assert all(one.usage.input_audio_ms < 1200 for one in finals)
+
+
 async def being_answered(server: Server, **turn_detection: bool) -> tuple[Session, Client]:
     """A session on a server that it starts, and its client, who hears the beginning of an answer."""
     await server.engine.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,6 +54,21 @@ async def test_each_request_of_a_session_may_go_to_another_server(tmp_path: Path
         assert await here.attached() == await there.attached()
         assert await there.delete() == 204
         assert (await here.status())["state"] == "cancelled"
+
+
+async def test_what_a_session_uses_counts_once_however_often_it_is_taken_from_the_store(tmp_path: Path) -> None:
+    kept, used = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}, tmp_path / "usage.json"
+    keys = (ApiKey(name="one", key_sha256=digest("sesame"), audio_seconds_per_day=60),)
+    second = base64.b64encode(bytes(32_000)).decode()
+    async with live_server(sessions=kept, keys=keys, auth={"usage_file": used}, still_answers=False) as server:
+        session = await create(server, {"start_policy": "on_end_only"}, ONE)
+        for number in range(3):
+            await server.until(lambda: len(server.app.registry) == 0)
+            await session.append({"modality": "audio", "payload": second, "sequence_id": number})
+        await server.until(lambda: len(server.app.registry) == 0)
+        await session.finish()
+        await session.completion()
+    assert json.loads(used.read_bytes())["keys"]["one"]["audio_ms"] == 3000
 
 
 async def test_a_session_that_another_server_has_is_a_conflict_to_be_tried_again(tmp_path: Path) -> None:
