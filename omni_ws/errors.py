@@ -103,6 +103,10 @@ class OmniError(Exception):
         twin.__dict__.update(self.__dict__)
         return twin
 
+    def reports_same(self, other: OmniError | None) -> bool:
+        """Return whether ``other`` is this error, or a copy of it by ``without_traceback``."""
+        return type(other) is type(self) and other.args == self.args and vars(other) == vars(self)
+
 
 class InvalidRequest(OmniError):
     """The client sent something invalid. The session continues; the client has to correct its message."""

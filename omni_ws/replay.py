@@ -243,6 +243,7 @@ _OF_FORKS: Final = ("instructions", "voice", "llm", "serve_args", "save")
 _READERS: Final = {"websocket": NativeReader, "realtime": RealtimeReader}
 #: What the recordings of other kinds are of.
 _NOT_REPLAYED: Final = {
+    "live": "a session of the Live API",
     "telephony": "a telephone call",
     "webrtc": "a call over WebRTC",
     "wyoming": "a session over Wyoming",

@@ -165,6 +165,9 @@ def test_settings_of_a_plugin_are_free_and_its_secrets_masked() -> None:
     ]
     whole = load((), {"OMNI_WS_PLUGINS": '{"shout": {"password": "three"}}'})
     assert "three" not in whole.render()
+    for name in ("api-key", "apikey", "apiKey", "API_KEY", "access-token", "dbPassword"):
+        assert "hush" not in load(toml=f'[plugins.shout]\n{name} = "hush"\nin = [{{{name} = "hush"}}]').render()
+    assert 'tts.lexicon.Mickey = "micky"' in load(["--tts.lexicon.Mickey", "micky"]).render()
     with pytest.raises(ConfigurationError, match=r"plugins\.shout = 3 \(command line --plugins\.shout\): input should"):
         load(["--plugins.shout", "3"])
 

@@ -201,8 +201,9 @@ def _last_part(name: str) -> str:
 # Values in the form in which ``--help``, ``--print-config`` and the documentation show them
 
 MASK: Final = "********"
-#: The names of free-form arguments whose values are secrets.
-_SECRET_NAME: Final = re.compile(r"(^|[_.])(token|secret|password|passphrase|key)$")
+#: The names of free-form arguments whose values are secrets, except in the setting whose names are words to be said.
+_SECRET_NAME: Final = re.compile(r"(token|secret|password|passphrase|key)$", re.IGNORECASE)
+_WORDS: Final = "tts.lexicon"
 #: Up to the last "@": a password that is not percent-encoded may have any character.
 _USER_IN_URL: Final = re.compile(r"(?<=://)(?:\S*|[^/@]+)(?=@)")
 
@@ -231,7 +232,7 @@ def _lines(setting: Setting, config: ServerConfig, origins: Mapping[str, str]) -
         inner = setting.kind is SettingKind.FREE_FORM and isinstance(value, dict) and key not in origins
         if inner and value:
             waiting[:0] = [(f"{key}.{name}", item) for name, item in value.items()]
-        elif isinstance(value, SecretStr) or (key != setting.key and _SECRET_NAME.search(key)):
+        elif isinstance(value, SecretStr) or (setting.key not in (key, _WORDS) and _SECRET_NAME.search(key)):
             yield f"# {key} = {MASK}", origins.get(key, "default")
         elif value is None:
             yield f"# {key} is {'not set' if key == setting.key else 'null'}", origins.get(key, "default")

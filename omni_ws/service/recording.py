@@ -65,7 +65,7 @@ _EVENT_BYTES: Final = 256
 #: How long the thread lets events gather: waking up for each message costs the event loop more than the message.
 _GATHER_SEC: Final = 0.05
 #: Seconds between two searches for recordings that have become too old.
-_SWEEP_SEC: Final = 60.0
+SWEEP_SEC: Final = 60.0
 #: How long the server waits for a disk when it stops.
 _CLOSE_SEC: Final = 5.0
 
@@ -113,6 +113,11 @@ class Recorder:
         self._done = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
+    def start(self) -> None:
+        """Start the thread, which also removes recordings that are too old. Idempotent; ``begin`` starts it, too."""
+        if self._thread.ident is None:
+            self._thread.start()
+
     def begin(
         self, kind: RecordingKind, *, key: str | None, name: str, asked_for: bool = False
     ) -> SessionRecording | None:
@@ -127,8 +132,7 @@ class Recorder:
             return None
         if self._closing.is_set():
             return None
-        if self._thread.ident is None:
-            self._thread.start()
+        self.start()
         now = datetime.now(UTC)
         recording = SessionRecording(self, f"{now:%Y%m%dT%H%M%S}_{name}.ndjson", key)
         header = HeaderLine(
@@ -181,11 +185,14 @@ class Recorder:
     # the thread
 
     def _run(self) -> None:
+        next_sweep = time.monotonic()
         while not self._done:
-            try:
-                item = self._queue.get(timeout=_SWEEP_SEC)
-            except queue.Empty:
+            if (left := next_sweep - time.monotonic()) <= 0:
                 self._sweep()
+                next_sweep, left = time.monotonic() + SWEEP_SEC, SWEEP_SEC
+            try:
+                item = self._queue.get(timeout=left)
+            except queue.Empty:
                 continue
             self._closing.wait(_GATHER_SEC)
             touched: dict[RecordingFile, None] = {}

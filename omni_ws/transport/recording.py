@@ -193,6 +193,7 @@ class HttpRecordings:
             keys=config.record_keys,
             payloads=config.record_payloads,
         )
+        recorder.start()
         idle_sec = config.streaming_input.session_timeout_sec
         return cls(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
 

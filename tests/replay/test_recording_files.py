@@ -46,6 +46,7 @@ def test_a_whole_one(tmp_path: Path) -> None:
         (b'{"type":"ping"}\n', 1, "not a recording"),
         (WHOLE.replace(b'"version":1', b'"version":2'), 1, "version 2; this program reads version 1"),
         (WHOLE.replace(b'"kind":"websocket"', b'"kind":"letter"'), 1, "letter"),
+        (WHOLE.replace(b'"kind":"websocket"', b'"kind":"live"'), 1, "the Live API, which cannot be replayed"),
         (HEADER.replace(b"true", b"false") + OPEN + END, 1, "without payloads"),
         (HEADER + END, 3, "the recording has no connection"),
         (HEADER + OPEN, 3, "no end"),

@@ -77,7 +77,7 @@ class SessionDialect(ABC):
 
     def reported(self, error: OmniError) -> bool:
         """Return whether the client has been sent this error."""
-        return self._reported is error
+        return error.reports_same(self._reported)
 
     @abstractmethod
     def close(self) -> None:

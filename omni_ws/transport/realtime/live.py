@@ -556,7 +556,7 @@ class LiveDialect(SessionDialect):
             yield from self._transcript(chunk)
 
     def _fatal(self, error: OmniError) -> Iterator[Event]:
-        if self._reported is not error:
+        if not self.reported(error):
             self._reported = error
             yield self.error(error)
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import orjson
 import pytest
+from support.live_server import live_server
 from support.patience import PATIENCE_SEC
 from support.recordings import lines, recordings
 
+from omni_ws.service import recording as recording_module
 from omni_ws.service.recording import (
     BUFFER_BYTES,
     NO_ROOM,
@@ -247,3 +249,33 @@ def test_no_thread_is_left(tmp_path: Path, name: str) -> None:
         one.begin("http", key=None, name="a")
         assert any(thread.name == name for thread in threading.enumerate())
     assert not any(thread.name == name for thread in threading.enumerate())
+
+
+def an_old_recording(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    old = folder / "20250101T000000_sess_1.ndjson"
+    old.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    return old
+
+
+@pytest.mark.real_time
+async def test_a_server_without_sessions_removes_what_is_too_old(tmp_path: Path) -> None:
+    old = an_old_recording(tmp_path / "r")
+    async with live_server(record=tmp_path / "r") as server:
+        await server.until(lambda: not old.exists())
+
+
+def test_what_gets_too_old_during_a_session_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "SWEEP_SEC", 0.1)
+    folder = RecordingFolder(tmp_path / "r", max_bytes=1 << 30, max_age=3600)
+    with recorder(tmp_path / "r", folder=folder) as one:
+        begun = one.begin("websocket", key=None, name="sess_2")
+        assert begun is not None
+        connection, swept = begun.connection(), threading.Event()
+        monkeypatch.setattr(folder, "remove_old", swept.set)
+        for _ in range(200):  # more often than once in SWEEP_SEC
+            connection.received(MESSAGE, is_text=True)
+            if swept.wait(0.02):
+                break
+        assert swept.is_set()

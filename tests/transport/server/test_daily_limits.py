@@ -18,6 +18,7 @@ from support.mode_b_client import SESSIONS
 from support.native_client import native_client
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
+from websockets.exceptions import ConnectionClosed
 
 from omni_ws.config import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
@@ -445,6 +446,8 @@ async def test_a_realtime_session_ends() -> None:
     keys = (ann(max_session_sec=60),)
     async with live_server(keys=keys) as server, realtime_client(server, additional_headers=ANN) as client:
         assert (await client.until("error"))["error"]["code"] == "rate_limit_exceeded"
+        with pytest.raises(ConnectionClosed):  # it is told once
+            await client.until("error")
         assert (await client.closed())[0] == 1013
 
 
