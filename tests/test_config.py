@@ -22,7 +22,7 @@ from omni_ws.config import (
 )
 from omni_ws.config.loading import SETTINGS, SettingKind
 from omni_ws.config.model import SessionsConfig, TelephonyConfig
-from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.parts import FORMS, IMPLIED, SERVER, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.values import StoreAddress, format_size, mark, parse_size
 from omni_ws.wire.openai_fields import MediaLimitFields
 
@@ -164,7 +164,7 @@ def test_all_that_is_wrong_on_the_command_line_is_told() -> None:
 
 
 def test_what_a_setting_is_for_and_what_a_list_may_hold_exists() -> None:
-    known = {SERVER, *(name for names in FORMS.values() for name in names), *EngineName}
+    known = {SERVER, IMPLIED, *(name for names in FORMS.values() for name in names), *EngineName}
     for group in (AsrConfig, LlmConfig, TtsConfig, RemoteConfig):
         for name, field in group.model_fields.items():
             assert set(mark(field, "of") or ()) <= known, name

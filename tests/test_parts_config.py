@@ -231,6 +231,14 @@ def test_packages_that_a_named_part_lacks(
     assert message in refused(**fields)
 
 
+def test_voices_of_languages_need_no_named_tts() -> None:
+    voices = {"voices": {"es": "kokoro:em_alex", "de": "espeak:de"}}
+    for fields in ({}, {"engine": "embedded"}, {"llm": {"use": "rules"}}):
+        check_available(ServerConfig(tts=voices, **fields))  # type: ignore[arg-type]  # pydantic makes it
+    assert "tts.voices means nothing without --tts" in refused(engine="fake", tts=voices)
+    assert "tts.voices means nothing beside --tts none" in refused(tts={"use": "none", **voices})
+
+
 def test_packages_that_only_implied_parts_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.config.loading.find_spec", lambda name: None)
     check_available(ServerConfig(llm={"use": "rules"}))  # type: ignore[arg-type]  # pydantic makes it

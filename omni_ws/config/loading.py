@@ -32,6 +32,7 @@ from omni_ws.config.parts import (
     AUTO,
     FORMS,
     GGUF_PARTS,
+    IMPLIED,
     LOCAL_PORTS,
     OPENAI_KEY,
     REMOTE_PARTS,
@@ -607,8 +608,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if not IS_POSIX:
         yield "the server runs on Linux and macOS; on Windows start it in WSL (wsl --install), or in a container"
     for part in (config.asr, config.llm, config.tts):
-        chooses = part is config.llm and config.chooses_llm
-        yield from _problems_of(part, AUTO if chooses else "" if part.use is None else part.choice.name)
+        yield from _problems_of(part, _name_of(part, config))
     yield from _part_problems(config) if config.composed else _whole_problems(config)
     if config.workers > 1:
         yield from _worker_problems(config)
@@ -714,11 +714,17 @@ def _part_problems(config: ServerConfig) -> Iterator[str]:
         )
 
 
-def _problems_of(part: PartConfig, name_of_part: str) -> Iterator[str]:
-    """Yield the problems of one part's settings.
+def _name_of(part: PartConfig, config: ServerConfig) -> str:
+    """Return the name of the chosen part; IMPLIED if none is, and empty for an engine that is not made of parts."""
+    if part is config.llm and config.chooses_llm:
+        return AUTO
+    if part.use is not None:
+        return part.choice.name
+    return IMPLIED if config.composed or config.engine in (None, EngineName.EMBEDDED) else ""
 
-    ``name_of_part`` is the name of the chosen part; empty if none is chosen, as for an engine chosen as a whole.
-    """
+
+def _problems_of(part: PartConfig, name_of_part: str) -> Iterator[str]:
+    """Yield the problems of one part's settings. ``name_of_part`` is what ``_name_of`` returns for it."""
     choice, flag = part.choice, f"--{part.part}"
     if choice.url is not None and not _is_base_url(choice.url):
         # The value is not shown, since it may contain a password.

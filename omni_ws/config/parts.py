@@ -392,6 +392,9 @@ Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128, c
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}")
 _NAMED_VOICE: Final = re.compile(r"(?:kokoro|espeak):\S.*")
 
+#: Stands for a part that nobody has named, among the parts for which a setting has an effect.
+IMPLIED: Final = "implied"
+
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
@@ -412,7 +415,7 @@ class TtsConfig(PartConfig):
         'Voices of languages, such as `{es = "kokoro:ef_dora", de = "espeak:de"}`, unless the client names one that '
         "speaks it; unset: Kokoro in es, fr, hi, it and pt, if it was fetched, else espeak-ng (docs/languages.md).",
         {},
-        of={"embedded", "hibari", "kokoro", "espeak"},
+        of={IMPLIED, "embedded", "hibari", "kokoro", "espeak"},
     )
 
     @field_validator("voices")

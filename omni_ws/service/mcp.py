@@ -533,6 +533,7 @@ class ToolServer:
 
     def list_by(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work``, which lists the tools, as a task."""
+        self.pending, self.failure = True, None
         self.listing = asyncio.create_task(work, name=f"tools of {self.label}")
 
     def know(self, tools: Sequence[McpTool] = (), *, failure: McpFailure | None = None) -> None:
@@ -697,7 +698,7 @@ class ToolServers:
         return known if same and wanted.request_headers in ({}, known.settings.request_headers) else None
 
     def commit(self, change: ToolChange) -> None:
-        """Apply a change: begin to list the tools of new servers, and close those that are no longer named.
+        """Apply a change: list the tools of servers that are new or could not be listed, and close those left out.
 
         The caller puts ``change.tools`` into the configuration. As listings end, ``apply`` is called with more.
         """
@@ -712,7 +713,7 @@ class ToolServers:
             server.close()
         self._remember(change.names)
         for server in self._servers.values():
-            if server.listing is None:
+            if server.listing is None or server.failure is not None:  # the server may be back
                 server.list_by(self._list(server))
 
     def _named(

@@ -90,9 +90,9 @@ def _tools(server: McpUnderTest) -> MCPServer[Any]:
 
 
 @contextlib.contextmanager
-def mcp_server(*, sse: bool = False) -> Iterator[McpUnderTest]:
+def mcp_server(*, sse: bool = False, port: int = 0) -> Iterator[McpUnderTest]:
     """A server over streamable HTTP, or over server-sent events."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", port)) as listening:
         server = McpUnderTest(listening.getsockname()[1], "/sse" if sse else "/mcp")
         made, safe = _tools(server), TransportSecuritySettings(enable_dns_rebinding_protection=False)
         app = made.sse_app(transport_security=safe) if sse else made.streamable_http_app(transport_security=safe)

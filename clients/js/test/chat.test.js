@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { FakeSocket } from "../testing/fake-socket.js";
 import { serverOf, VoiceChat } from "../widget/chat.js";
 
 test("a server is named by its address or by that of its WebSocket", () => {
@@ -37,4 +38,34 @@ test("what is shown is the same value until something changes", () => {
   chat.mute();
   assert.notEqual(chat.shown, shown);
   assert.deepEqual([shown.muted, chat.shown.muted], [false, true]);
+});
+
+test("a conversation whose client secret has expired goes on with another", async (t) => {
+  const sockets = [];
+  const { WebSocket, fetch } = globalThis;
+  globalThis.WebSocket = class extends FakeSocket {
+    constructor(url, protocols) {
+      super();
+      this.key = protocols[1];
+      sockets.push(this);
+    }
+  };
+  globalThis.fetch = async () => ({ status: 401 });
+  const url = "https://voice.example/";
+  const chat = new VoiceChat({ url, clientSecret: "ek_1" });
+  t.after(() => {
+    chat.close();
+    Object.assign(globalThis, { WebSocket, fetch });
+  });
+  const isRefused = new Promise((resolve) => chat.addEventListener("error", ({ detail }) => resolve(detail.code)));
+  await chat.send("Hello");
+  sockets[0].hear({ type: "session_created", session_id: "sess_1", capabilities: { input_modalities: [], output_modalities: [] } });
+  sockets[0].onclose({ code: 1006 });
+  while (sockets.length < 2) await new Promise((resolve) => setTimeout(resolve, 20));
+  sockets[1].onclose({ code: 1006 });
+  assert.equal(await isRefused, "unauthenticated");
+  chat.configure({ url, clientSecret: "ek_1" });
+  assert.equal(sockets.length, 2);
+  chat.configure({ url, clientSecret: "ek_2" });
+  assert.deepEqual([sockets.length, sockets[2].key, chat.shown.error], [3, "omni-api-key.ek_2", null]);
 });

@@ -37,6 +37,7 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   /** @type {Set<string>} */
   #given = new Set();
   #begins = false; // whether somebody wants to talk as soon as there is a session
+  #presented = ""; // the client secret that the server was given last
   /** @type {AbortController | null} */
   #watching = null;
   /** @type {Shown | null} */
@@ -50,7 +51,7 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     this.#options = options;
     this.client = new VoiceClient({
       url: serverOf(options.url),
-      key: () => this.#secret,
+      key: () => (this.#presented = this.#secret),
       config: () => this.#config,
       tools: options.tools,
     });
@@ -106,7 +107,8 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     await this.client.write(text);
   }
 
-  /* Another voice, language, or anything else of the options but `url`, from now on. */
+  /* Another voice, language, or anything else of the options but `url`, from now on. A conversation whose client secret
+     had expired goes on with another. */
   /** @param {ChatOptions} options */
   configure(options) {
     refuseKey(options);
@@ -115,6 +117,10 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     this.#options = options;
     this.client.tools = options.tools ?? {};
     if (told() !== before) this.client.configure();
+    const { session, capabilities } = this.client;
+    if (session.state !== "refused" || !capabilities || this.#secret === this.#presented) return;
+    this.#tellError(null);
+    this.client.open();
   }
 
   close() {

@@ -242,6 +242,8 @@ class Effects:
             "audio.input.turn_detection.type": config.turn_detection is not None
             and config.turn_detection.type != detection.get("type"),
             "audio.input.turn_detection.eagerness": detection.get("type") != "semantic_vad",
+            "audio.input.turn_detection.backchannel": detection.get("backchannel") is True
+            and (config.turn_detection is None or not config.turn_detection.backchannel),
             "audio.output.voice": place == "session" and voice != config.voice,
             "audio.output.speed": spoken.get("speed") != config.speed,
             "truncation.token_limits.post_instructions": isinstance(limit, int) and limit > self._max_tokens,

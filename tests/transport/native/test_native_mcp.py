@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,21 @@ async def test_a_server_that_is_not_reached_is_an_error_of_the_session(reference
         assert told["error"]["param"] == "tools"
         await client.say("hello")
         assert (await client.answer()).text == "hello"
+
+
+async def test_a_server_that_was_not_reached_is_asked_again_when_it_is_named_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        later = McpUnderTest(free.getsockname()[1], "/mcp")
+    engine, allowed = CallingEngine(), {"mcp_servers": (later.host,)}
+    async with live_server(engine, realtime=allowed) as server, native_client(server) as client:
+        assert (await have_tools(client, later.tool()))["error"]["param"] == "tools"
+        with mcp_server(port=later.port):
+            await client.configure(tools=[later.tool()])
+            while not (await client.until("session_updated"))["tools"]:
+                pass
+            await client.say('call add {"a": 2, "b": 3}')
+            assert (await client.answer()).reason == "tool_calls"
+            assert (await client.answer()).text == "5"
 
 
 async def test_calls_cannot_be_approved_natively(reference: McpUnderTest) -> None:

@@ -151,3 +151,19 @@ async def test_mm_hm_is_an_event_of_an_extension() -> None:
             event = await client.until(BUFFER + "backchannel")
             assert (event["transcript"], len(base64.b64decode(event["delta"]))) == ("Mm-hm.", 24_000)
             assert not client.seen("response.created")
+
+
+async def test_mm_hm_without_semantic_vad_is_named_as_without_effect() -> None:
+    async with live_server(ScriptedEngine([])) as server:
+        workers = InlineWorkers()
+        workers.judge = ScriptedJudge([])
+        server.app.sessions.speech_workers = workers
+        async with realtime_client(server) as client:
+            for kind, wanted, warned in (
+                ("server_vad", True, True),
+                ("server_vad", False, False),
+                ("semantic_vad", True, False),
+            ):
+                await client.update(audio={"input": {"turn_detection": {"type": kind, "backchannel": wanted}}})
+                params = [one["param"] for one in client.received[-1].get("warnings", ())]
+                assert params == ["session.audio.input.turn_detection.backchannel"] * warned

@@ -199,6 +199,7 @@ ELSEWHERE = {
     "session.audio.output.speed": "test_how_a_session_speaks",
     "session.audio.input.turn_detection.type": "test_detection_without_a_model_is_told",
     "session.audio.input.turn_detection.eagerness": "test_detection_without_a_model_is_told",
+    "session.audio.input.turn_detection.backchannel": "test_mm_hm_without_semantic_vad_is_named_as_without_effect",
 }
 
 
