@@ -460,7 +460,7 @@ class NumberedEvents:
 
     async def _send_head(self) -> None:
         if not self._exchange.head_sent:
-            await self._exchange.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
+            await self._exchange.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT)
 
     def _check_number(self) -> None:
         """Raise InvalidValue for a ``Last-Event-ID`` beyond the events that exist."""

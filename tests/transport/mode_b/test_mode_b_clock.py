@@ -235,6 +235,19 @@ async def test_heartbeats_have_no_ids() -> None:
         assert [block for block in blocks if "data" not in block] == [": keep-alive", ": keep-alive", ""]
 
 
+async def test_a_reader_that_has_finished_sending_gets_no_event_without_data() -> None:
+    async with live_server(sse_heartbeat_sec=0) as server, mode_b(server) as session, raw_client(server.port) as client:
+        await client.send(request("GET", f"{session.path}/result", EVENTS))
+        await session.append(text("a ", 0))
+        client.finish_sending()
+        await asyncio.sleep(40)
+        await session.append(text("b", 1, end_of_input=True))
+        await client.head()
+        body = b"".join([chunk async for chunk in client.chunks()]).decode()
+    assert ": keep-alive\n" in body
+    assert [block for block in body.split("\n\n") if "data" not in block] == [""]
+
+
 async def test_a_reader_has_the_head_and_a_comment_before_the_answer_begins() -> None:
     async with live_server() as server, mode_b(server) as session, raw_client(server.port) as client:
         begin = now()
