@@ -107,7 +107,7 @@ async def test_the_sound_of_several_rounds_is_one_file(reference: McpUnderTest, 
     if name == "pcm16":
         assert len(sound) == 2 * 48_000
         return
-    with av.open(io.BytesIO(sound)) as file:
+    with av.open(io.BytesIO(sound), "r") as file:
         rate = file.streams.audio[0].rate
         decoded = sum(frame.samples for frame in file.decode(audio=0))
     padding = {"wav": 0, "flac": 0}.get(name, 0.2)  # lossy codecs have whole frames, and delays
