@@ -106,7 +106,7 @@ class Outcome:
     """The end of a request. ``error`` is the reason why the answer is not whole; None without an error.
 
     ``elsewhere``: the request ends only here. It goes on where its session is taken from the store, and counts there.
-    ``new_audio_ms`` is the duration of its input audio without what has counted elsewhere.
+    ``new_audio_ms`` is the duration of its input audio without what counts elsewhere.
     """
 
     at: float
@@ -204,7 +204,7 @@ class SessionTimeline:
         return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
 
     def goes_elsewhere(self) -> None:
-        """Note that the session leaves this process for the store, with requests of which nothing was answered yet."""
+        """Note that the session leaves this process for the store, or has left it, and its open requests with it."""
         self.leaves = True
 
     def add(self, request: RequestTimeline) -> None:
@@ -304,7 +304,7 @@ class RequestTimeline:
         self.withdrawn = False
         #: See ``note_heard_later``.
         self.heard_later = False
-        #: The duration of the input audio that has counted elsewhere, as the session was there.
+        #: See ``note_counted``.
         self._counted_audio_ms = 0
         session.add(self)
 
@@ -373,7 +373,7 @@ class RequestTimeline:
         self.admitted = True
 
     def note_counted(self, audio_ms: int) -> None:
-        """Note that so much input audio has counted elsewhere: the session was given back to the store there."""
+        """Note that so much input audio counts elsewhere, where the session was before, or goes on."""
         self._counted_audio_ms = audio_ms
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:

@@ -364,8 +364,15 @@ class Session:
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
+        self._count_elsewhere()
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
+
+    def _count_elsewhere(self) -> None:
+        """Have the open requests count only where the session goes on, which knows all of their input and answers."""
+        self.conversation.observed.timeline.goes_elsewhere()
+        for request in self.conversation.queue.requests:
+            request.timeline.note_counted(request.input_usage.input_audio_ms)
 
     @property
     def is_kept_here(self) -> bool:
@@ -378,6 +385,8 @@ class Session:
 
     def lose(self, *, deleted: bool) -> None:
         """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
+        if not deleted and self.is_open:
+            self._count_elsewhere()
         self.release(deleted=deleted)
         self.end(None)
 
