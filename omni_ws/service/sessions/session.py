@@ -346,7 +346,7 @@ class Session:
         self._end_with(error)
         if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
-            self.conversation.end_in_error()
+            self.conversation.end_in_error(error)
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:

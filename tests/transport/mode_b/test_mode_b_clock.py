@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.live_server import live_server
+from support.live_server import live_server, read
 from support.mode_b_client import EVENTS, create, mode_b, text
 from support.native_client import native_client, raw_websocket
 from support.raw_http import raw_client, request
@@ -195,6 +195,15 @@ async def test_a_gap_that_is_filled_in_time() -> None:
         assert await session.content() == "abc"
         await asyncio.sleep(20)
         assert (await session.status())["state"] == "finished"
+
+
+async def test_a_session_that_a_gap_ends_counts_with_its_code() -> None:
+    async with live_server(streaming_input={"reorder_timeout_sec": 5}) as server:
+        session = await create(server, {"chunks": [text("a", 0), text("b", 2, end_of_input=True)]})
+        await asyncio.sleep(5 + JUST)
+        assert (await session.status())["error"]["code"] == "sequence_gap"
+        (counted,) = read(server).labels("requests_total")
+        assert (counted["finish_reason"], counted["code"]) == ("error", "sequence_gap")
 
 
 # readers
