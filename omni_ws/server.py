@@ -71,6 +71,7 @@ from omni_ws.transport.mode_b.keeper import ModeBKeeper
 from omni_ws.transport.mode_b.routes import SESSIONS_PATH, ModeBReaders, ModeBRoutes
 from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.recording import HttpRecordings
+from omni_ws.transport.routes.openai import ChatRoutes, SpokenAnswers
 from omni_ws.workers.worker import Worker, join, unreachable_socket
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class App(Application):
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
         self.mode_b = ModeBKeeper(self.registry, self.sessions.store)
+        self.spoken = SpokenAnswers(group, lambda: asyncio.get_running_loop().time())
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
         #: The coroutine function of the endpoint that serves each open WebSocket.
@@ -223,11 +225,15 @@ class App(Application):
         await self.profiling.close()
 
 
-# The front ends of Mode B, which share its sessions: their entry points.
+# The front ends of chat and of Mode B, which share spoken answers and sessions: their entry points.
+
+
+def chat(app: App) -> FrontEnd:
+    return ChatRoutes(app, app.spoken)
 
 
 def mode_b(app: App) -> FrontEnd:
-    return ModeBRoutes(app, app.mode_b)
+    return ModeBRoutes(app, app.mode_b, app.spoken)
 
 
 def mode_b_readers(app: App) -> FrontEnd:

@@ -44,7 +44,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "audiosocket": "omni_ws.transport.telephony.audiosocket:AudioSocketCalls",
         "wyoming": "omni_ws.transport.wyoming.front:WyomingServices",
         "mode_b": "omni_ws.server:mode_b",
-        "chat": "omni_ws.transport.routes.openai:ChatRoutes",
+        "chat": "omni_ws.server:chat",
         "speech": "omni_ws.transport.routes.openai:SpeechRoutes",
         "completions": "omni_ws.transport.routes.openai:CompletionRoutes",
         "transcriptions": "omni_ws.transport.routes.openai:TranscriptionRoutes",

@@ -191,6 +191,28 @@ def id3_bytes(window: bytes) -> Step:
     return 10 + size + (10 if window[5] & 0x10 else 0)
 
 
+def without_head(data: bytes, encoding: AudioEncoding) -> bytes:
+    """Return the first bytes of a stream that this server encodes without what precedes its sound.
+
+    The rest goes on another stream of the same format. ``data`` has the whole head. AAC has none, and Ogg streams may
+    follow one another.
+    """
+    match encoding:
+        case AudioEncoding.WAV:
+            return data[data.index(b"data") + 8 :]
+        case AudioEncoding.FLAC:
+            begin, is_last = len(b"fLaC"), False
+            while not is_last:
+                is_last = data[begin] >= 0x80
+                begin += 4 + int.from_bytes(data[begin + 1 : begin + 4])
+            return data[begin:]
+        case AudioEncoding.MP3:
+            tag = id3_bytes(data) if data.startswith(b"ID3") else 0
+            return data[tag:] if isinstance(tag, int) else data
+        case _:
+            return data
+
+
 def adts_frame_bytes(window: bytes) -> int:
     """Return the length in bytes of the ADTS frame at the beginning of ``window``; 0 if no frame begins there."""
     if len(window) < _ADTS_HEADER_BYTES or window[0] != 0xFF or window[1] & 0xF6 != 0xF0:

@@ -28,7 +28,8 @@ class TextModel(RetortEngine):
     """A model that takes text alone, once the input is whole, and tells what it was given."""
 
     def __init__(self, **changes: Any) -> None:
-        able = {"input_modalities": frozenset({Modality.TEXT}), "extend": False, "raw_prompts": False, **changes}
+        text_alone = {"input_modalities": frozenset({Modality.TEXT}), "pictures_in_history": frozenset[Modality]()}
+        able = {**text_alone, "extend": False, "raw_prompts": False, **changes}
         super().__init__("As the model says.", **able)
         self.name, self.model = "gguf", "a model"
         self.broken: EngineFailed | None = None

@@ -435,6 +435,11 @@ class AutoLlm(GrowingLlm):
         if llm is None or (request.options.raw_prompt and not llm.capabilities.raw_prompts):
             await go_on(self._rules, request, out)
             return
+        messages = (one for message in request.history for one in (message, *message.more))
+        seen = {one.picture.modality for one in messages if one.picture is not None}
+        if seen - llm.capabilities.pictures_in_history:  # the request came while the rules took them
+            await go_on(self._rules, request, out)
+            return
         if not llm.capabilities.extend:
             taken = tuple([chunk async for chunk in request.input])
             request = replace(request, input=Chunks(taken), input_mode=InputMode.SNAPSHOT)

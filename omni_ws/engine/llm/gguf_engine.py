@@ -59,6 +59,11 @@ logger = logging.getLogger(__name__)
 PLACE_SEC: Final = 2.0
 #: How long after the loss of a connection to wait for the end of the process, in seconds.
 _DEATH_SEC: Final = 1.0
+#: For how many seconds the health checks of a process may fail: then it hangs, and is killed. Each check waits for
+#: seconds, so that a busy machine kills none.
+HANG_SEC: Final = 60.0
+#: How often that is looked at, in seconds.
+LOOK_SEC: Final = 5.0
 
 SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
 
@@ -217,8 +222,12 @@ class GgufEngine:
 
     async def _until_death(self) -> str:
         assert self._running is not None
-        child = self._running.child
-        await child.wait()
+        running, child, lost_sec = self._running, self._running.child, 0.0
+        while not await running.has_ended(within=LOOK_SEC):
+            lost_sec = 0.0 if running.llm.state is EngineState.OK else lost_sec + LOOK_SEC
+            if lost_sec >= HANG_SEC:
+                logger.warning("llama.cpp has not answered for %g s and is killed", HANG_SEC)
+                child.kill()
         return f"status {await self._release()}; {child.last_words or 'it said nothing'}"
 
     # requests
@@ -318,10 +327,10 @@ class RunningModel:
         except OmniError as error:  # the first answer will begin later, and report the error
             logger.warning("the instructions were not computed ahead: %s", error)
 
-    async def has_ended(self) -> bool:
-        """Return whether the process has ended, after a connection to it was lost. Waits briefly for the end."""
+    async def has_ended(self, *, within: float = _DEATH_SEC) -> bool:
+        """Return whether the process ends ``within`` seconds, by default those after a connection to it was lost."""
         try:
-            async with asyncio.timeout(_DEATH_SEC):
+            async with asyncio.timeout(within):
                 await self.child.wait()
         except TimeoutError:
             return False

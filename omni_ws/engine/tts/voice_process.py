@@ -422,9 +422,11 @@ class VoiceProcess:
         job, self._current = self._current, None
         self._watch()
         self._deaths += 1
-        status = await self._end()
-        if job is not None:
-            job.output.fail(EngineFailed("the voice worker died while it spoke"))
+        try:
+            status = await self._end()
+        finally:  # also if the engine stops meanwhile
+            if job is not None:
+                job.output.fail(EngineFailed("the voice worker died while it spoke"))
         return f"exit status {status}"
 
     async def _start_again(self) -> None:

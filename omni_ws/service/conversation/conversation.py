@@ -192,7 +192,8 @@ class Conversation:
         #: Maps the names of fields to those that the client uses.
         self.field_names: FieldNames = as_they_are
         self._media_room = media_room or MediaRoom(budget)
-        self._reason_at_end = FinishReason.CANCELLED
+        #: See ``end_in_error``.
+        self._error_at_end: OmniError | None = None
         self._attached: Attachment = NOBODY
         self._now = now
         #: The timer of the client's time-outs, see ``watch_time``, and when it fires.
@@ -643,15 +644,15 @@ class Conversation:
             raise
         except Exception as error:
             failure = unexpected(error, where="a conversation")
-            self.end_in_error()
+            self.end_in_error(failure)
             self.outbox.put_nowait(failure)
             raise failure from None
         finally:
             self.end()
 
-    def end_in_error(self) -> None:
-        """Have ``end`` write finals that say that the requests failed, instead of cancelled."""
-        self._reason_at_end = FinishReason.ERROR
+    def end_in_error(self, error: OmniError) -> None:
+        """Have ``end`` write finals that say that the requests failed, instead of cancelled: with ``error``."""
+        self._error_at_end = error
 
     def end(self) -> None:
         """Write the finals of all requests, and release everything.
@@ -660,7 +661,7 @@ class Conversation:
         """
         self._flow.notify_observers()
         self.spoken.dismiss()
-        self.queue.end_all(self._reason_at_end)
+        self.queue.end_all(self._error_at_end)
         if self.listener is not None:
             self.listener.close()
         self.stream.close()

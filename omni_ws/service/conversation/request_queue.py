@@ -129,6 +129,8 @@ class RequestQueue:
         self._stopped = False
         #: The error that ends the session.
         self._failure: BaseException | None = None
+        #: See ``end_all``.
+        self._error_at_end: OmniError | None = None
         #: The requests without a final. The first that is not cut is being answered, or will be next.
         self.requests: list[Request] = []
         #: How many requests have opened, the greeting included.
@@ -375,7 +377,7 @@ class RequestQueue:
         final = final_chunk(request, reason, finished, sequencer=self._sequencer)
         request.timeline.mark_ended(
             final,
-            request.error,
+            request.error or (self._error_at_end if reason is FinishReason.ERROR else None),
             received_chunks=request.session.received.chunks,
             received_bytes=request.session.received.bytes,
             player=request.player,
@@ -393,8 +395,10 @@ class RequestQueue:
         request.release()
         self._released(request)
 
-    def end_all(self, reason: FinishReason) -> None:
-        """Write the finals of all requests, without waiting for anything, as the session ends."""
+    def end_all(self, error: OmniError | None) -> None:
+        """Write the finals of all requests, without waiting for anything, as the session ends, in ``error`` if any."""
+        self._error_at_end = error
+        reason = FinishReason.CANCELLED if error is None else FinishReason.ERROR
         self._cut.give_all_up(now=self._now())
         self._settle()
         for request in tuple(self.requests):

@@ -106,7 +106,7 @@ class Outcome:
     """The end of a request. ``error`` is the reason why the answer is not whole; None without an error.
 
     ``elsewhere``: the request ends only here. It goes on where its session is taken from the store, and counts there.
-    ``new_audio_ms`` is the duration of its input audio without what has counted elsewhere.
+    ``new_audio_ms`` is the duration of its input audio without what counts elsewhere.
     """
 
     at: float
@@ -170,7 +170,7 @@ _NONE: Final[dict[str, RequestTimeline]] = {}
 class SessionTimeline:
     """The time at which a session opened, its requests so far, and how much input it has received."""
 
-    __slots__ = ("_input", "before", "counts_there", "leaves", "opened", "request_count", "unfinished", "unplayed")
+    __slots__ = ("_input", "before", "leaves", "opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
@@ -178,7 +178,7 @@ class SessionTimeline:
         #: How much input the session had accepted when it was restored here.
         self.before = NO_INPUT
         #: See ``goes_elsewhere``.
-        self.leaves = self.counts_there = False
+        self.leaves = False
         #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
         self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
@@ -203,12 +203,9 @@ class SessionTimeline:
         reorder = stream.reorder
         return InputAccepted(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
 
-    def goes_elsewhere(self, *, whole: bool) -> None:
-        """Note that another process goes on with the session, and counts its open requests when they end there.
-
-        ``whole``: their input counts there, too; otherwise what has arrived counts here.
-        """
-        self.leaves, self.counts_there = True, whole
+    def goes_elsewhere(self) -> None:
+        """Note that the session leaves this process for the store, or has left it, and its open requests with it."""
+        self.leaves = True
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
@@ -307,7 +304,7 @@ class RequestTimeline:
         self.withdrawn = False
         #: See ``note_heard_later``.
         self.heard_later = False
-        #: The duration of the input audio that has counted elsewhere, as the session was there.
+        #: See ``note_counted``.
         self._counted_audio_ms = 0
         session.add(self)
 
@@ -376,7 +373,7 @@ class RequestTimeline:
         self.admitted = True
 
     def note_counted(self, audio_ms: int) -> None:
-        """Note that so much input audio has counted elsewhere: the session was given back to the store there."""
+        """Note that so much input audio counts elsewhere, where the session was before, or goes on."""
         self._counted_audio_ms = audio_ms
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:
@@ -470,9 +467,7 @@ class RequestTimeline:
             received_bytes=received_bytes,
             player=player,
             elsewhere=self._session.leaves,
-            new_audio_ms=0
-            if self._session.counts_there
-            else max(0, final.usage.input_audio_ms - self._counted_audio_ms),
+            new_audio_ms=max(0, final.usage.input_audio_ms - self._counted_audio_ms),
         )
         self._forget_if_over()
         self._report(RequestEnded(self, self.outcome, content))

@@ -351,7 +351,7 @@ class Session:
         self._end_with(error)
         if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
-            self.conversation.end_in_error()
+            self.conversation.end_in_error(error)
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
@@ -369,9 +369,15 @@ class Session:
         """
         if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
             return False
-        self.goes_elsewhere(whole=True)
+        self._count_elsewhere()
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
+
+    def _count_elsewhere(self) -> None:
+        """Have the open requests count only where the session goes on, which knows all of their input and answers."""
+        self.conversation.observed.timeline.goes_elsewhere()
+        for request in self.conversation.queue.requests:
+            request.timeline.note_counted(request.input_usage.input_audio_ms)
 
     @property
     def is_kept_here(self) -> bool:
@@ -384,14 +390,10 @@ class Session:
 
     def lose(self, *, deleted: bool) -> None:
         """End the session here, as another server has taken it, or has ``deleted`` it. Only a deletion is reported."""
+        if not deleted and self.is_open:
+            self._count_elsewhere()
         self.release(deleted=deleted)
-        if not deleted:
-            self.goes_elsewhere(whole=True)
         self.end(None)
-
-    def goes_elsewhere(self, *, whole: bool) -> None:
-        """See SessionTimeline.goes_elsewhere. Call this before the session ends here."""
-        self.conversation.observed.timeline.goes_elsewhere(whole=whole)
 
     def drain(self, time_left: float) -> None:
         """Refuse new requests, answer those that are open, and then end the session.

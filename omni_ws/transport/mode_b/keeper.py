@@ -430,7 +430,7 @@ class ModeBKeeper:
         if held is not None and self._held.pop(held.session.id, None) is not None:
             conversation = held.session.conversation
             if conversation is not None and not delete and not held.behind:
-                conversation.observed.timeline.goes_elsewhere(whole=False)
+                conversation.observed.timeline.goes_elsewhere()
             held.release(delete=delete)
 
     def _unuse(self, held: _Held | None) -> None:

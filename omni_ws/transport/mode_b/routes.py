@@ -14,7 +14,7 @@ import asyncio
 import copy
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -68,11 +68,12 @@ from omni_ws.transport.recording import (
     recorded,
 )
 from omni_ws.transport.routes.generation import slot_for_body
+from omni_ws.transport.routes.openai import SpokenAnswers
 from omni_ws.transport.routes.sole_request import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame, decode_input
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
-from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
+from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, audio_id, ended_normally
 from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame
 from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 
@@ -88,10 +89,11 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 class ModeBRoutes(FrontEnd):
     """The front end of Mode B over HTTP: its routes and their handlers."""
 
-    def __init__(self, app: Application, keeper: ModeBKeeper) -> None:
+    def __init__(self, app: Application, keeper: ModeBKeeper, spoken: SpokenAnswers) -> None:
         super().__init__(app)
         self._keeper = keeper
         self._registry = keeper.registry
+        self._spoken = spoken
 
     def register(self, router: Router) -> None:
         one = f"{SESSIONS_PATH}/{{id}}"
@@ -210,8 +212,12 @@ class ModeBRoutes(FrontEnd):
                 await self._write_result(exchange, session, 0.0)
 
     async def _write_result(self, exchange: HttpExchange, session: ModeBSession, wait: float) -> None:
+        options = session.form.options
+        # Known to chat under its ``audio.id`` from each reading on, also if the answer was made at another server.
+        keep = partial(self._spoken.keep, audio_id(options), key=key_name(self._authenticate(exchange)))
         if _wants_events(exchange, session):
-            await write_result_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
+            stream = ChatStream(options, keep_spoken=keep if options.wants_audio else None)
+            await write_result_events(exchange, session, stream, heartbeat_sec=self._config.sse_heartbeat_sec)
             exchange.recording.ends_session()
             return
         try:
@@ -224,7 +230,7 @@ class ModeBRoutes(FrontEnd):
         if session.state is not InputState.FINISHED:
             exchange.recording.ends_session()
             raise session.failure()
-        await write_result(exchange, session, budget=self._sessions.budget)
+        await write_result(exchange, session, keep, budget=self._sessions.budget)
         exchange.recording.ends_session()
 
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
@@ -307,8 +313,10 @@ def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
 _SKIPPED_AT_A_STRETCH: Final = 64
 
 
-async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, heartbeat_sec: float) -> None:
-    """Write the result as events: all of them, or those after the ``Last-Event-ID`` of the request.
+async def write_result_events(
+    exchange: HttpExchange, session: ModeBSession, stream: ChatStream, *, heartbeat_sec: float
+) -> None:
+    """Write the result as events of ``stream``: all of them, or those after the ``Last-Event-ID`` of the request.
 
     ``heartbeat_sec`` is that of ``write_events``. Encoding is deterministic: each reader gets the same events with the
     same numbers. Raises InvalidValue for a ``Last-Event-ID`` that is no id of an event.
@@ -318,24 +326,30 @@ async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, 
     await write_events(
         events,
         reader,
-        ChatStream(session.form.options),
+        stream,
         head_at_start=True,
         head_by_heartbeat=True,
         heartbeat_sec=heartbeat_sec,
     )
 
 
-async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget: ByteBudget) -> None:
+async def write_result(
+    exchange: HttpExchange, session: ModeBSession, keep_spoken: Callable[[str], None], *, budget: ByteBudget
+) -> None:
     """Respond with the result of a finished session as one object.
 
-    Raises EngineOverloaded if ``budget`` has no room for it.
+    ``keep_spoken`` is called before with the transcript of a spoken answer. Raises EngineOverloaded if ``budget`` has
+    no room for the result.
     """
     size = session.output.held
     with charging(budget) as charge:
         charge(2 * size)  # the outputs, and their base64
         # Taken now, since the session may be deleted or expire during the write.
         messages = session.output.messages
-        await exchange.respond_json(200, await to_thread_if_large(size, lambda: result_object(session.form, messages)))
+        result, completion = await to_thread_if_large(size, lambda: result_object(session.form, messages))
+        if session.form.options.wants_audio:
+            keep_spoken(completion.spoken)
+        await exchange.respond_json(200, result)
 
 
 class ResultReader:
@@ -463,7 +477,7 @@ class NumberedEvents:
 
     async def _send_head(self) -> None:
         if not self._exchange.head_sent:
-            await self._exchange.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
+            await self._exchange.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT)
 
     def _check_number(self) -> None:
         """Raise InvalidValue for a ``Last-Event-ID`` beyond the events that exist."""
@@ -483,8 +497,8 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[str, object]:
-    """Build the JSON object of a finished session from all of its messages."""
+def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> tuple[dict[str, object], ChatCompletion]:
+    """Build the JSON object of a finished session from all of its messages; return it, and what it was built with."""
     completion = ChatCompletion(form.options)
     final: FinalChunk | None = None
     for message in messages:
@@ -494,7 +508,7 @@ def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[s
             case FinalChunk():
                 final = message
     assert final is not None, "a finished session must have a final"
-    return completion.final(final, audio=_file(completion.audio, form.audio))
+    return completion.final(final, audio=_file(completion.audio, form.audio)), completion
 
 
 def _file(audio: bytes, target: AudioFormat) -> bytes:

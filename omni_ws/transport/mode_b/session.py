@@ -430,7 +430,7 @@ class ModeBSession(Attachment):
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output. Does nothing if the session has ended."""
         if self.live and self._session is not None:
-            self._session.conversation.end_in_error()
+            self._session.conversation.end_in_error(error)
             self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:

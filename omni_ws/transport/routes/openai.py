@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -85,10 +84,10 @@ from omni_ws.wire.streaming_body import FORM_TYPE
 class ChatRoutes(GenerationRoutes):
     """The handler of ``/v1/chat/completions``: a chat in a JSON body, or with input that is still arriving (Mode A)."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Application, spoken: SpokenAnswers) -> None:
         super().__init__(app)
         self._media = MediaReader(self._config.http)
-        self._spoken = SpokenAnswers(app.sessions.group, lambda: asyncio.get_running_loop().time())
+        self._spoken = spoken
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/chat/completions", self.chat_completions)

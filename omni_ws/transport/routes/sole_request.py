@@ -24,6 +24,7 @@ from omni_ws.core.chunks import (
     UrlCitation,
     Usage,
 )
+from omni_ws.core.file_heads import without_head
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service import unexpected
@@ -50,8 +51,8 @@ class ChainedAnswer:
     """A filter of the messages of an HTTP request with MCP servers, whose client gets a single answer.
 
     For this one answer, the conversation may give several, one after each round of MCP calls. The filter drops the MCP
-    calls, keeps the calls of the client's own functions, sets the texts of the answers apart, gathers the usage, the
-    warnings and the citations, and closes the conversation at the last answer.
+    calls, keeps the calls of the client's own functions, sets the texts of the answers apart, makes one file of their
+    sound, gathers the usage, the warnings and the citations, and closes the conversation at the last answer.
     """
 
     def __init__(self, conversation: Conversation, mcp: ToolServers) -> None:
@@ -68,12 +69,16 @@ class ChainedAnswer:
         self._length = 0
         self._speaking, self._begins_at = "", 0
         self._ends_blank = True
+        #: The request whose answer the last sound is of; None before the first.
+        self._sounding: str | None = None
 
     def passes(self, message: ServerMessage) -> ServerMessage | None:
         """Return the message to send to the client; None for a message that the client does not get."""
         if isinstance(message, OutputChunk):
             if message.tool_call is not None:
                 return self._call(message)
+            if message.modality is OutputModality.AUDIO:
+                return self._audio(message)
             is_text = message.modality is OutputModality.TEXT and message.text and not message.refusal
             return self._text(message) if is_text else message
         if not isinstance(message, FinalChunk):
@@ -111,6 +116,13 @@ class ChainedAnswer:
         self._length += len(text)
         self._ends_blank = text[-1].isspace()
         return chunk if text == chunk.text else replace(chunk, text=text)
+
+    def _audio(self, chunk: OutputChunk) -> OutputChunk:
+        """Return a piece of an answer's sound, without the head of a second file."""
+        before, self._sounding = self._sounding, chunk.request_id
+        if before in (None, chunk.request_id) or chunk.format is None:
+            return chunk
+        return replace(chunk, payload=without_head(chunk.payload, chunk.format.encoding))
 
     def _call(self, chunk: OutputChunk) -> OutputChunk | None:
         fragment = chunk.tool_call

@@ -21,6 +21,7 @@ from support.scripted_engines import ToneEngine, WordEngine
 from omni_ws.client import connect
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import ComingState
@@ -203,6 +204,10 @@ async def test_what_was_shown_before_the_switch_is_still_looked_at() -> None:
         assert mind.made.requests[0].input_mode is InputMode.SNAPSHOT
         picture = InputChunk(Modality.IMAGE, _png())
         assert "picture" in (await collect(llm, asking(picture))).text
+        earlier = (Message("user", "Look.", picture=picture), Message("assistant", "I do."))
+        for history in (earlier, (Message("user", "Look.", more=earlier[:1]), earlier[1])):
+            said = (await collect(llm, asking("tell me about foxes", history=history))).text
+            assert said not in ("", "As the model says.")
         assert len(mind.made.requests) == 1
     finally:
         await llm.stop()

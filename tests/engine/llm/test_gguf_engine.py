@@ -33,9 +33,11 @@ from omni_ws.engine.base import AnswerOptions, EngineState, Finished, Structured
 from omni_ws.engine.child import Child
 from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm import gguf_engine
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings, RunningModel
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.engine.llm.rules_engine import RulesFirst
+from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -438,6 +440,26 @@ async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: Gguf
         await client.send(http_request("GET", "/health", "Connection: close"))
         health = (await client.response()).json()
     assert health["parts"]["llm"] == {"name": "gguf", "model": "SmolLM2"}
+
+
+async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_engine, "HANG_SEC", 0.2)
+    monkeypatch.setattr(gguf_engine, "LOOK_SEC", 0.1)
+    monkeypatch.setattr("omni_ws.engine.child.FIRST_BACKOFF_SEC", 0.01)
+    usual = gguf_engine._settings_of
+
+    def impatient(*arguments: Any, **fields: Any) -> RemoteLlmSettings:
+        return replace(usual(*arguments, **fields), health_interval=0.1, connect_timeout=0.5)
+
+    monkeypatch.setattr(gguf_engine, "_settings_of", impatient)
+    async with running(settings(first_byte_timeout=30)) as engine:
+        first = pid(engine)
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(EngineFailed, match="the process of the model has died"):
+            await answered(engine, QUESTION)
+        await until(lambda: engine.state is EngineState.OK)
+        assert pid(engine) != first
+        assert (await answered(engine, QUESTION, sampling=GREEDY)).text
 
 
 async def test_requests_while_it_is_down(

@@ -124,6 +124,9 @@ def test_days_of_the_calendar(text: str, said: str | None) -> None:
         ("10-3", "7"),
         ("one point five plus one", "2.5"),
         ("1 / 3", "about 0.333333"),
+        ("1/3", "about 0.333333"),
+        ("calculate 24/7", "about 3.428571"),
+        ("what is 24 / 8", "3"),
         ("two thousand and twenty minus one", "2019"),
         ("1,000,000 + 1", "1000001"),
         ("calculate -2 * -3", "6"),
@@ -181,6 +184,9 @@ def test_numbers_without_a_value() -> None:
         "nineteen ninety nine hundred plus one",
         "one hundred two two plus one",
         "two two thousand plus one",
+        "24/7",
+        "What is 9/11?",
+        "What's 50/50?",
     ],
 )
 def test_what_is_no_arithmetic_is_not_known(text: str) -> None:
@@ -238,6 +244,14 @@ def test_repeating_keeps_the_words_as_they_were() -> None:
     assert reply("Repeat after me: The Quick Fox!") == "The Quick Fox."
     assert reply("repeat after me hello world") == "hello world."
     assert reply("Repeat after me: One thing. What time is it?") == "One thing. What time is it."
+
+
+@pytest.mark.parametrize(
+    "text", ["Spell it out for me.", "Could you spell that out?", "spell this out please", "spell it slowly"]
+)
+def test_what_was_said_before_is_not_spelled(text: str) -> None:
+    said = reply(text)
+    assert is_unknown(said) or said.startswith(("Tell me which word", "Which word"))
 
 
 def test_spelling() -> None:

@@ -270,6 +270,33 @@ async def test_stopping_fails_who_still_waits(voice_alone: VoiceProcess) -> None
         await spoken(voice, SENTENCE)
 
 
+async def test_stopping_fails_whose_worker_is_ending(
+    voice_alone: VoiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice, ending, end = voice_alone, asyncio.Event(), child.Child.end
+
+    async def slow_end(self: child.Child) -> int:
+        try:
+            if not ending.is_set():
+                ending.set()
+                await asyncio.Event().wait()
+        finally:
+            status = await end(self)
+        return status
+
+    monkeypatch.setattr(child.Child, "end", slow_end)
+    assert voice.worker_pid is not None
+    os.kill(voice.worker_pid, signal.SIGSTOP)
+    running = asyncio.create_task(spoken(voice, SENTENCE))
+    await until(lambda: voice.jobs == 1)
+    os.kill(voice.worker_pid, signal.SIGKILL)
+    await ending.wait()
+    await voice.stop()
+    async with asyncio.timeout(PATIENCE_SEC):
+        with pytest.raises(EngineFailed, match="died"):
+            await running
+
+
 async def test_stopping_fails_who_waits_for_the_reader(
     voice_alone: VoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ async def test_cancelled_at_any_step(reason: FinishReason, capacity: int) -> Non
     for step in range(60):
         session = Session(Slow(), capacity=capacity)
         if reason is FinishReason.ERROR:
-            session.conversation.end_in_error()
+            session.conversation.end_in_error(EngineFailed("the test"))
         work = session.conversation.run()
         running = asyncio.create_task(work)
         session.chunk("one two ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.live_server import live_server
+from support.live_server import live_server, read
 from support.mode_b_client import EVENTS, create, mode_b, text
 from support.native_client import native_client, raw_websocket
 from support.raw_http import raw_client, request
@@ -197,6 +197,15 @@ async def test_a_gap_that_is_filled_in_time() -> None:
         assert (await session.status())["state"] == "finished"
 
 
+async def test_a_session_that_a_gap_ends_counts_with_its_code() -> None:
+    async with live_server(streaming_input={"reorder_timeout_sec": 5}) as server:
+        session = await create(server, {"chunks": [text("a", 0), text("b", 2, end_of_input=True)]})
+        await asyncio.sleep(5 + JUST)
+        assert (await session.status())["error"]["code"] == "sequence_gap"
+        (counted,) = read(server).labels("requests_total")
+        assert (counted["finish_reason"], counted["code"]) == ("error", "sequence_gap")
+
+
 # readers
 
 
@@ -233,6 +242,19 @@ async def test_heartbeats_have_no_ids() -> None:
         assert [line for line in lines if line.startswith("id")] == [f"id: {n}" for n in range(1, 6)]
         # Behind an id a comment alone would be an event without data to the reader of OpenAI's Python package.
         assert [block for block in blocks if "data" not in block] == [": keep-alive", ": keep-alive", ""]
+
+
+async def test_a_reader_that_has_finished_sending_gets_no_event_without_data() -> None:
+    async with live_server(sse_heartbeat_sec=0) as server, mode_b(server) as session, raw_client(server.port) as client:
+        await client.send(request("GET", f"{session.path}/result", EVENTS))
+        await session.append(text("a ", 0))
+        client.finish_sending()
+        await asyncio.sleep(40)
+        await session.append(text("b", 1, end_of_input=True))
+        await client.head()
+        body = b"".join([chunk async for chunk in client.chunks()]).decode()
+    assert ": keep-alive\n" in body
+    assert [block for block in body.split("\n\n") if "data" not in block] == [""]
 
 
 async def test_a_reader_has_the_head_and_a_comment_before_the_answer_begins() -> None:

@@ -43,6 +43,21 @@ async def test_a_stream_that_is_cut_at_any_event_goes_on_as_if_it_had_not_been(p
         assert await session.events(last=0) == whole
 
 
+@pytest.mark.parametrize("read", ["events", "whole"])
+async def test_chat_knows_a_spoken_answer_by_its_id(read: str) -> None:
+    async with live_server(ToneEngine()) as server, mode_b(server, SPOKEN) as session:
+        if read == "events":
+            deltas = [event.json()["choices"] for event in await session.events() if event.data != "[DONE]"]
+            audio = [choice["delta"].get("audio", {}) for choices in deltas for choice in choices]
+            (spoken,) = (piece["id"] for piece in audio if "id" in piece)
+        else:
+            spoken = (await session.completion())["choices"][0]["message"]["audio"]["id"]
+        again = {"role": "assistant", "audio": {"id": spoken}}
+        messages = [again, {"role": "user", "content": "and then?"}]
+        response = await call(server.port, "POST", "/v1/chat/completions", {"model": "fake", "messages": messages})
+        assert response.status == 200
+
+
 async def test_a_stream_that_is_cut_while_it_is_made() -> None:
     """The reader disconnects after every event and resumes at the next."""
     async with live_server(ToneEngine()) as server, mode_b(server, {"modalities": ["text", "audio"]}) as session:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_store import FakeBackend, FakeStore
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, read
 from support.native_client import NativeClient, connecting, frame_bytes, native_client, raw_websocket, text
 from support.raw_http import call
 from websockets.frames import Close, Opcode
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.chunks import ToolCallFragment
-from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
+from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
+from omni_ws.engine.base import AudioOutput, Finished, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory, session
@@ -685,6 +685,35 @@ async def test_a_drain_hands_over_at_once(shared: FakeStore) -> None:
         assert (record.holder, record.gone) == ("", False)
         async with resumed(second, client) as again:
             assert (await again.answer()).text == "two"
+
+
+@pytest.mark.parametrize("how", ["handed over", "taken"])
+async def test_what_goes_on_elsewhere_counts_there_alone(shared: FakeStore, how: str) -> None:
+    go_on = asyncio.Event()
+    end = Finished(FinishReason.STOP, Usage(input_audio_ms=100))
+    script = [TextOutput("one "), *pieces(4), end]
+    options: dict[str, Any] = {"streaming_input": KEEPS, "still_answers": False}
+    async with (
+        live_server(ScriptedEngine([*script[:3], go_on.wait, script[3], asyncio.Event().wait]), **options) as first,
+        live_server(ScriptedEngine(script), **options) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text", "audio"])
+        await client.chunk(bytes(3200), modality="audio", end=True)
+        for _ in range(3):
+            await client.until("output_chunk")
+        if how == "handed over":
+            await first.running.drain(30)
+            await client.closed()
+        async with resumed(second, client) as again:
+            await again.answer()
+            go_on.set()  # the first writes on, and so learns that it lost the session
+        await first.until(lambda: first.sessions == 0)
+        counted = [read(server) for server in (first, second)]
+    finals = [one["finish_reason"] for server in counted for one in server.labels("requests_total")]
+    assert finals == ["stop"]
+    assert sum(server.value("input_audio_seconds_total") for server in counted) == pytest.approx(0.1)
+    assert sum(server.value("output_audio_seconds_total") for server in counted) == pytest.approx(0.08)
 
 
 async def test_a_second_signal_hands_over_too(shared: FakeStore) -> None:

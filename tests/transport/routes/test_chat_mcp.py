@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import av
+import numpy as np
 import orjson
 import pytest
 from support.live_server import LiveServer, live_server
@@ -16,7 +20,7 @@ from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
 from support.raw_http import DONE, RawResponse, chunked, events_of, post, raw_client, request
 
 from omni_ws.core.chunks import AnswerWarning, InputChunk, UrlCitation
-from omni_ws.engine.base import GenerationRequest, TextOutput
+from omni_ws.engine.base import AudioOutput, GenerationRequest, TextOutput
 
 PATH = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -82,6 +86,33 @@ async def test_words_before_a_call_stand_apart_from_those_behind_it(reference: M
     cited = [one["url_citation"] for one in message["annotations"]]
     assert [content[one["start_index"] : one["end_index"]] for one in cited] == ["Let me count.", "5"]
     assert [one["message"] for one in whole["warnings"]] == ["Let me count. is odd", "5 is odd"]
+
+
+class _Speaking(CallingEngine):
+    """Speaks for a second in each answer."""
+
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterator[Any]:
+        *steps, end = super().steps(request, taken)
+        tone = np.sin(np.arange(24_000) * (2 * np.pi * 440 / 24_000)).astype(np.float32)
+        yield from (*steps, AudioOutput(tone / 4, 24_000), end)
+
+
+@pytest.mark.parametrize("name", ["wav", "flac", "mp3", "aac", "opus", "pcm16"])
+async def test_the_sound_of_several_rounds_is_one_file(reference: McpUnderTest, name: str) -> None:
+    async with live_server(_Speaking(), realtime={"mcp_servers": (reference.host,)}) as server:
+        options = {"stream": True, "modalities": ["text", "audio"], "audio": {"format": name}}
+        events = events_of(await ask(server, 'call add {"a": 2, "b": 3}', reference.tool(), **options))
+    choices = [choice for event in events[:-1] for choice in event.json()["choices"]]
+    sound = base64.b64decode("".join(one["delta"].get("audio", {}).get("data", "") for one in choices))
+    if name == "pcm16":
+        assert len(sound) == 2 * 48_000
+        return
+    with av.open(io.BytesIO(sound), "r") as file:
+        rate = file.streams.audio[0].rate
+        decoded = sum(frame.samples for frame in file.decode(audio=0))
+    padding = {"wav": 0, "flac": 0}.get(name, 0.2)  # lossy codecs have whole frames, and delays
+    assert 2 <= decoded / rate <= 2 + padding
+    assert sound.count(b"RIFF") + sound.count(b"fLaC") + sound.count(b"ID3") <= 1
 
 
 async def test_an_answer_is_streamed(reference: McpUnderTest) -> None:
