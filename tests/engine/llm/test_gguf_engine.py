@@ -443,7 +443,6 @@ async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: Gguf
 
 
 async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_engine, "HANG_SEC", 0.2)
     monkeypatch.setattr(gguf_engine, "LOOK_SEC", 0.1)
     monkeypatch.setattr("omni_ws.engine.child.FIRST_BACKOFF_SEC", 0.01)
     usual = gguf_engine._settings_of
@@ -454,9 +453,11 @@ async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gguf_engine, "_settings_of", impatient)
     async with running(settings(first_byte_timeout=30)) as engine:
         first = pid(engine)
-        os.kill(first, signal.SIGSTOP)
-        with pytest.raises(EngineFailed, match="the process of the model has died"):
-            await answered(engine, QUESTION)
+        with monkeypatch.context() as only_now:  # the second process may be slow on a busy machine
+            only_now.setattr(gguf_engine, "HANG_SEC", 0.2)
+            os.kill(first, signal.SIGSTOP)
+            with pytest.raises(EngineFailed, match="the process of the model has died"):
+                await answered(engine, QUESTION)
         await until(lambda: engine.state is EngineState.OK)
         assert pid(engine) != first
         assert (await answered(engine, QUESTION, sampling=GREEDY)).text
