@@ -243,9 +243,14 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#send({ type: "output_ack", sequence_id: this.#lastOutput, ...heard });
   }
 
+  /* Whether frames reach the server: a browser complains of one that is sent while the connection closes. */
+  get #sends() {
+    return this.#ready && (this.#socket?.readyState ?? 0) < 2;
+  }
+
   /** @param {Frame} frame */
   #send(frame) {
-    if (!this.#ready) return;
+    if (!this.#sends) return;
     this.#socket?.send(JSON.stringify(frame));
     this.onwire?.("sent", frame);
   }
@@ -263,7 +268,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   /** @param {string | Uint8Array<ArrayBuffer>} frame */
   #sendNow(frame) {
-    if (!this.#ready) return;
+    if (!this.#sends) return;
     this.#socket?.send(frame);
     if (this.onwire) this.onwire("sent", typeof frame === "string" ? JSON.parse(frame) : described("input_chunk", frame));
   }
