@@ -18,10 +18,13 @@ _SETTLE_SEC = 0.002
 #: Before a jump that ends sessions and connections (_FAR_SEC of virtual time or more), what a busy kernel may need.
 _SETTLE_FAR_SEC = 0.02
 _FAR_SEC = 1.0
+#: Before a jump over the time-outs of sessions (_FARTHEST_SEC or more): few tests want one, and one that nobody wants
+#: ends the session.
+_SETTLE_FARTHEST_SEC = 0.2
 #: Jumps as far as any time-out wait for threads that work: a timer stays armed while an answer is made in a thread. The
 #: shorter ones are the pace of sound.
 _TIMEOUT_SEC = 0.1
-#: Those as far as the time-outs of sessions wait for children, too, of which no more is known than that they live.
+#: Those of _FARTHEST_SEC or more wait for children, too, of which no more is known than that they live.
 _FARTHEST_SEC = 60.0
 #: How long, in real time.
 _WORK_SEC = 5.0
@@ -54,7 +57,7 @@ class JumpingSelector(selectors.DefaultSelector):
             if not ready:
                 raise Deadlock("every task waits, and nothing is left to wake one")
             return ready
-        ready = super().select(_SETTLE_SEC if timeout < _FAR_SEC else _SETTLE_FAR_SEC)
+        ready = super().select(_settling(timeout))
         if not ready and timeout >= _TIMEOUT_SEC:
             ready = self._others_done(children=timeout >= _FARTHEST_SEC)
         if not ready:
@@ -69,6 +72,12 @@ class JumpingSelector(selectors.DefaultSelector):
             if ready := super().select(_SETTLE_SEC):
                 return ready
         return super().select(0)
+
+
+def _settling(jump: float) -> float:
+    if jump >= _FARTHEST_SEC:
+        return _SETTLE_FARTHEST_SEC
+    return _SETTLE_FAR_SEC if jump >= _FAR_SEC else _SETTLE_SEC
 
 
 def _threads_work() -> bool:
