@@ -376,7 +376,7 @@ class FrameList:
 
     def add(self, event: RecordedLine, fields: dict[str, Any]) -> None:
         """Add a line of the recording; ``fields`` is its message if that is a JSON object, otherwise empty."""
-        side, sound = _side(event), _sound_bytes(event, fields)
+        side, sound = _side(event, fields), _sound_bytes(event, fields)
         last = self.entries[-1] if self.entries else None
         if sound is not None:
             if last is not None and last["side"] == side and "count" in last:
@@ -416,8 +416,10 @@ class FrameList:
         self.entries.append(entry)
 
 
-def _side(event: RecordedLine) -> str:
+def _side(event: RecordedLine, fields: Mapping[str, Any]) -> str:
     if isinstance(event, ReceivedLine) or (isinstance(event, SoundLine) and event.by == "user"):
+        return "client"
+    if isinstance(event, ToldLine) and fields.get("type") == "input_chunk":
         return "client"
     return "server" if isinstance(event, SentLine | SoundLine | ToldLine) else "recorder"
 
@@ -630,6 +632,8 @@ class CallReading:
                 self._sound(line, event)
             case ToldLine():
                 fields = parsed_text(event.text)
+                if fields.get("type") == "input_chunk" and isinstance(text := fields.get("text"), str):
+                    self.story.type(text)
                 self.story.tell(event.at, fields)
             case PlayedLine():
                 self.story.play(event.request_id, event.at, event.played_ms)
