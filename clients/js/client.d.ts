@@ -259,7 +259,7 @@ export class Conversation {
   heard(turn: Turn, found: { firstSoundMs?: number; heardMs?: number }): void;
   answerCall(turn: Turn, call: ToolCall, result: string): void;
   missResults(): void;
-  drop(turn: Turn): void;
+  drop(turn: Turn, end?: number): void;
   clear(): void;
   saidAs(turnId: string): Turn | undefined;
   hear(turn: Turn, frame: Frame): Turn;

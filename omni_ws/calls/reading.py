@@ -41,6 +41,7 @@ from omni_ws.wire.recording import (
     ClosedLine,
     CutLine,
     EndedLine,
+    OpenedLine,
     PlayedLine,
     ReceivedLine,
     RecordedLine,
@@ -173,6 +174,10 @@ class Story:
         #: The request whose sound was sent last.
         self.sounding: str | None = None
         self.errors: list[dict[str, Any]] = []
+        #: The number of the last output, and of that before each of ``errors``; and errors that a resume sends again.
+        self.last_output = -1
+        self._outputs_before: list[int] = []
+        self._repeated: list[dict[str, Any]] = []
         #: Turns that were left out, beyond MAX_TURNS.
         self.left_out = 0
         #: The length of the sound before speech that is part of its turn (``prefix_padding_ms``).
@@ -208,6 +213,11 @@ class Story:
         take = self._kinds.get(str(frame.get("type")))
         if take is not None:
             take(at, frame)
+
+    def resume(self, last_output: int) -> None:
+        """Record that a client has resumed, which is sent all frames after the output ``last_output`` again."""
+        before = zip(self.errors, self._outputs_before, strict=True)
+        self._repeated = [error for error, number in before if number >= last_output]
 
     def play(self, request_id: str, at: float, played_ms: float) -> None:
         """Record that ``played_ms`` of an answer were played at ``at``, if that is more than before."""
@@ -257,8 +267,11 @@ class Story:
             return
         if (turn := self.turns.get(str(error.get("request_id")))) is not None:
             turn.fail(error)
+        elif self._repeated and {**self._repeated[0], "at_ms": at} == {"at_ms": at, **error}:
+            del self._repeated[0]
         elif len(self.errors) < MAX_TURNS:
             self.errors.append({"at_ms": at, **error})
+            self._outputs_before.append(self.last_output)
 
     def _output(self, at: float, frame: Mapping[str, Any]) -> None:
         turn = self._turn(at, frame.get("request_id"))
@@ -363,7 +376,7 @@ class FrameList:
 
     def add(self, event: RecordedLine, fields: dict[str, Any]) -> None:
         """Add a line of the recording; ``fields`` is its message if that is a JSON object, otherwise empty."""
-        side, sound = _side(event), _sound_bytes(event, fields)
+        side, sound = _side(event, fields), _sound_bytes(event, fields)
         last = self.entries[-1] if self.entries else None
         if sound is not None:
             if last is not None and last["side"] == side and "count" in last:
@@ -403,8 +416,10 @@ class FrameList:
         self.entries.append(entry)
 
 
-def _side(event: RecordedLine) -> str:
+def _side(event: RecordedLine, fields: Mapping[str, Any]) -> str:
     if isinstance(event, ReceivedLine) or (isinstance(event, SoundLine) and event.by == "user"):
+        return "client"
+    if isinstance(event, ToldLine) and fields.get("type") == "input_chunk":
         return "client"
     return "server" if isinstance(event, SentLine | SoundLine | ToldLine) else "recorder"
 
@@ -617,9 +632,13 @@ class CallReading:
                 self._sound(line, event)
             case ToldLine():
                 fields = parsed_text(event.text)
+                if fields.get("type") == "input_chunk" and isinstance(text := fields.get("text"), str):
+                    self.story.type(text)
                 self.story.tell(event.at, fields)
             case PlayedLine():
                 self.story.play(event.request_id, event.at, event.played_ms)
+            case OpenedLine(last_output=int(number)):
+                self.story.resume(number)
             case StoredLine():
                 self.stored = True
             case ClosedLine():
@@ -740,7 +759,7 @@ class CallReading:
         if event.binary is not None and len(event.binary) >= HEADER.size:
             _, kind, _, flags, number, start_ms = HEADER.unpack_from(event.binary)
             if kind == KIND_OUTPUT and number > self._highest and self._answering is not None:
-                self._highest = number
+                self._highest = self.story.last_output = number
                 start = float(start_ms) if flags & FLAG_TIMESTAMP else None
                 self._say(line, self._answering, self._output, event.binary[HEADER.size :], start)
                 self.story.tell(at, {"type": "output_chunk", "modality": "audio", "request_id": self._answering})
@@ -754,7 +773,7 @@ class CallReading:
                 number = fields.get("sequence_id")
                 if not isinstance(number, int) or number <= self._highest:
                     return
-                self._highest = number
+                self._highest = self.story.last_output = number
                 self._native_output(line, fields)
             case "backchannel":
                 audio = _native_format(fields, self._output)

@@ -131,11 +131,14 @@ async def _listen(voice: ProgramVoice, arguments: ListenArguments) -> list[types
 async def _converse(voice: ProgramVoice, arguments: ConverseArguments) -> list[types.ContentBlock]:
     match arguments.question, arguments.message:
         case str(question), None:
+            if not arguments.play:
+                raise InvalidValue("a question is always played: a person answers it", param="play")
             heard = await voice.ask_person(question, arguments.seconds, voice=arguments.voice)
             return [_text(heard or f"(nothing was said in {arguments.seconds:g} s)")]
         case None, str(message):
             said = await voice.ask(message, play=arguments.play, voice=arguments.voice)
-            return [_text(said.text), *_sound(said.sound)]
+            why = [] if said.why_unplayed is None else [_text(f"(not played: {said.why_unplayed})")]
+            return [_text(said.text), *_sound(said.sound), *why]
     raise InvalidValue("give either a question, for the person, or a message, for the server", param="question")
 
 

@@ -337,6 +337,8 @@ _SHOWN: Final = 140
 #: The characters that XML 1.0 cannot have.
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_NAME: Final = re.compile(r"[^\w.-]+")
+#: Files have names of up to 255 bytes on most systems, with seed, number and ending.
+_MAX_NAME_BYTES: Final = 200
 
 
 def row(result: ScenarioResult) -> str:
@@ -450,13 +452,19 @@ def talk(run: RunResult) -> str:
     return "\n".join(chain(lines, judged, skipped, run.reasons))
 
 
-def save(run: RunResult, folder: Path) -> Path:
+def save(run: RunResult, folder: Path, taken: set[str]) -> Path:
     """Write a run's audio (WAV), its talk (text), and its frames (NDJSON, if there are any) to ``folder``.
 
-    Creates the folder if needed; returns the path of the audio. Raises OSError.
+    Creates the folder if needed; returns the path of the audio. ``taken`` are the names of other runs, to which that of
+    this one is added. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    base = folder / f"{_NOT_NAME.sub('-', f'{run.file.stem}-{run.name}')}-{run.seed}"
+    name = _NOT_NAME.sub("-", f"{run.file.stem}-{run.name}").encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    base, number = folder / f"{name}-{run.seed}", 1
+    while base.name.casefold() in taken:
+        number += 1
+        base = folder / f"{name}-{run.seed}-{number}"
+    taken.add(base.name.casefold())
     sound = base.with_name(f"{base.name}.wav")
     _write_stereo(sound, run.recorded)
     base.with_name(f"{base.name}.txt").write_text(f"{talk(run)}\n", encoding="utf-8")
@@ -564,6 +572,8 @@ class _Command:
         self._work = work
         self._models: dict[str, ChatModel] = {}
         self._results: list[ScenarioResult] = []
+        #: The names of saved runs, see ``save``.
+        self._saved: set[str] = set()
 
     async def run(self) -> int:
         options, began = self._options, time.monotonic()
@@ -671,7 +681,7 @@ class _Command:
             print(row(result), flush=True)
         for run in result.runs:
             if self._options.save is not None and (run.verdict == "failed" or self._options.save_all):
-                save(run, self._options.save)
+                save(run, self._options.save, self._saved)
             run.recorded.clear()
 
     def _end(self, seconds: float) -> int:

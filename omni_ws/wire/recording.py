@@ -137,7 +137,7 @@ class SoundLine(_Line, frozen=True, kw_only=True, tag="sound", omit_defaults=Tru
 class ToldLine(_Line, frozen=True, kw_only=True, tag="told"):
     """An event of the session, as a frame of the native WebSocket without its sound.
 
-    Written only if the client speaks another protocol.
+    Written only if the client speaks another protocol. The texts of a Wyoming client are written as ``input_chunk``.
     """
 
     text: str

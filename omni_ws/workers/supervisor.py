@@ -272,7 +272,7 @@ class Supervisor:
             case MessageKind.REPLY:
                 self._questions.answered(message.number, message.payload)
             case MessageKind.LAST_METRICS:
-                member.count(pickle.loads(message.payload))
+                member.count(pickle.loads(message.payload), final=True)
 
     # life of the workers
 
@@ -506,6 +506,7 @@ class Member:
         self.ended = asyncio.Event()
         #: The metrics that the worker reported last, of those that only grow.
         self.counted: list[Family] = []
+        self._counted_all = False
         self._start = start
         self._received = received
         self._on_room = on_room
@@ -614,9 +615,13 @@ class Member:
         self.leaving = True
         self.channel.send(MessageKind.RETIRE)
 
-    def count(self, families: Iterable[Family]) -> None:
-        """Keep those of the reported metrics that must outlive the worker: see ``growing``."""
-        self.counted = growing(families)
+    def count(self, families: Iterable[Family], *, final: bool = False) -> None:
+        """Keep those of the reported metrics that must outlive the worker: see ``growing``.
+
+        Nothing replaces ``final`` ones: an earlier report may be handled later.
+        """
+        if final or not self._counted_all:
+            self.counted, self._counted_all = growing(families), final
 
     def signal(self, number: int) -> None:
         if self._process.returncode is None:

@@ -143,6 +143,10 @@ class ProcessChannel:
     def waiting(self) -> int:
         return len(self._output)
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     def send(
         self,
         kind: MessageKind,
@@ -495,6 +499,8 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.REPLY, number, pickle.dumps(answer))
 
     async def ask_others(self, question: str, argument: Any = None) -> list[Any]:
+        if not self._channel.is_open:  # the supervisor is gone: nobody would answer
+            return []
         self._asked += 1
         waiting = self._questions[self._asked] = self._loop.create_future()
         self._channel.send(MessageKind.QUESTION, self._asked, pickle.dumps((question, argument)))

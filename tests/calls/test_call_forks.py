@@ -255,6 +255,33 @@ async def test_what_a_resume_repeats_takes_no_question_away(tmp_path: Path) -> N
         await forked(server, entry["id"], {"turn": 1})
 
 
+async def test_errors_that_a_resume_repeats_are_listed_once(tmp_path: Path) -> None:
+    """Those behind the last output that the client has are sent again, and no others."""
+    folder = tmp_path / "calls"
+    async with live_server(KeepingEngine(), record=folder, streaming_input={"resume_grace_sec": 30}) as server:
+        async with native_client(server) as client:
+            await client.send("session_config", speed="fast")
+            await client.until("error")
+            await client.say("My name is Ada.")
+            await client.answer()
+            last = client.frames[-1]["sequence_id"]
+            for speed in ("fast", "slow"):
+                await client.send("session_config", speed=speed)
+                await client.until("error")
+            client.gone()
+        token = f"?session_id={client.created['session_id']}&resume_token={client.created['resume_token']}"
+        query = f"{token}&last_output={last}"
+        async with native_client(server, query=query, greeted=False) as again:
+            for _ in range(2):
+                await again.until("error")
+            await again.send("session_config", speed="fast")
+            await again.until("error")
+            await again.connection.close()
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(folder)))
+        [entry] = (await raw_call(server.port, "GET", "/calls")).json()["calls"]
+        assert len((await described(server, entry["id"]))["errors"]) == 4
+
+
 async def test_what_was_dropped_from_the_history_is_not_in_that_of_a_fork(tmp_path: Path) -> None:
     folder, engine = tmp_path / "calls", KeepingEngine()
     async with live_server(engine, record=folder) as server:

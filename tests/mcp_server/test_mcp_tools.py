@@ -92,6 +92,8 @@ async def test_what_is_allowed_is_done_and_what_is_not_is_refused_by_name(tmp_pa
             assert (wav.getframerate(), wav.getnframes()) == (24_000, 2400)
         assert [request.task for request in engine.requests] == ["speech"]
         assert (await told(session, "converse", message="two plus three", play=False))[0] == "Five."
+        answer, _, why = await told(session, "converse", message="two plus three")
+        assert (answer, why.startswith("(not played: ")) == ("Five.", True)
         assert len(await told(session, "speak", text="x" * 5000, play=False)) == 2
         for arguments in ({"text": "x" * 5001}, {"text": ""}, {}, {"text": "x", "loud": True}):
             assert (await refused(session, "speak", **arguments))[0] == "invalid_value"
@@ -105,7 +107,9 @@ async def test_what_is_allowed_is_done_and_what_is_not_is_refused_by_name(tmp_pa
             assert "either a question" in (await refused(session, "converse", **both))[1]
         with pytest.raises(MCPError, match="no tool shout"):
             await session.call_tool("shout", {})
-        assert len(engine.requests) == 3
+        code, message = await refused(session, "converse", question="Who are you?", play=False)
+        assert (code, "always played" in message) == ("invalid_value", True)
+        assert len(engine.requests) == 4
     assert "microphone" not in log.read_text()
 
 

@@ -93,6 +93,20 @@ def test_a_model_that_was_not_fetched_is_refused_by_name(
     assert (ended.status, "omni-ws weights fetch qwen" in ended.errors) == (2, True)
 
 
+def test_what_is_saved_of_scenarios_has_names_of_its_own(tmp_path: Path) -> None:
+    """Also where files of two folders have one name, and where a name is longer than that of a file may be."""
+    saved, files = tmp_path / "saved", []
+    for folder, name in (("one", "greets"), ("two", "greets"), ("three", "\u8a9e" * 100)):
+        (tmp_path / folder).mkdir()
+        files.append(tmp_path / folder / "calls.yaml")
+        caller = f"[{{type: {folder}}}, {{hear: {{said: x}}}}]"
+        files[-1].write_text(f"server: {{engine: fake}}\nscenarios:\n- name: {name}\n  caller: {caller}\n")
+    ended = run_here(main, *map(str, files), "--save", str(saved), "--save-all")
+    assert "3 scenarios: 0 passed, 3 failed" in ended.output, ended
+    texts = [path.read_text() for path in saved.glob("*.txt")]
+    assert sorted(text.splitlines()[0] for text in texts) == ["caller: one", "caller: three", "caller: two"]
+
+
 def test_a_server_is_started_and_its_answers_reported(file: Path, tmp_path: Path) -> None:
     saved, report = tmp_path / "saved", tmp_path / "junit.xml"
     ended = run_here(main, str(file), "--junit", str(report), "--save", str(saved))

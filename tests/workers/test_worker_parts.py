@@ -29,6 +29,7 @@ from omni_ws.workers.worker import (
     Family,
     MessageKind,
     ProcessChannel,
+    Worker,
     WorkerMessage,
     WorkerStart,
     as_families,
@@ -297,6 +298,38 @@ async def test_what_a_worker_counted_that_ends_while_others_answer_counts_once()
         assert (kind, number) == (MessageKind.ANSWERS, 7)
         text = shown(summed(pickle.loads(answers)))
         assert 'omni_ws_requests_total{code="",finish_reason="stop",origin="http"} 6.0\n' in text
+
+
+async def test_an_earlier_report_does_not_replace_the_last_metrics_of_a_worker() -> None:
+    """Both are read at once, and the task that waits for the earlier one runs after that."""
+    supervisor = Supervisor(ServerConfig(workers=2), ())
+    asker, ending = _Asked(supervisor._counts.take_row(1)), _Asked(supervisor._counts.take_row(2))
+    asking = asyncio.create_task(
+        supervisor._questions.ask(asker, 7, pickle.dumps((METRICS, families(0, 1, 1))), [ending])
+    )
+    await until(lambda: bool(ending.sent))
+    reply = WorkerMessage(MessageKind.REPLY, ending.sent[0][1], pickle.dumps(families(0, 2, 1)))
+    last = WorkerMessage(MessageKind.LAST_METRICS, payload=pickle.dumps(families(0, 5, 1)))
+    for message in (reply, last):
+        supervisor._receive(ending, message)
+    await asking
+    assert ending.counted == growing(families(0, 5, 1))
+    await supervisor._close()
+
+
+async def test_a_worker_without_its_supervisor_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", lambda *signalled: None)
+    ours, theirs = socket.socketpair()
+    with TemporaryFile() as file:
+        counts = shared_counts(file, ServerConfig(), (), 2)
+        row = counts.take_row(1)
+        start = WorkerStart(config=ServerConfig(), keys=(), serial=1, wanted=2, row=row.index, port=0)
+        worker = Worker(start, counts, ours)
+        asked = asyncio.create_task(worker.ask_others(METRICS))
+        await asyncio.sleep(0)
+        theirs.close()
+        assert await asyncio.wait_for(asked, PATIENCE_SEC) == []
+        assert await asyncio.wait_for(worker.ask_others(METRICS), PATIENCE_SEC) == []
 
 
 async def test_a_worker_whose_seat_was_taken_while_it_started_ends_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,10 +185,10 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     this.#changed(turn);
   }
 
-  /* Forget a turn and those after it: they keep their numbers, and are not shown or saved. */
-  /** @param {Turn} turn */
-  drop(turn) {
-    for (const one of this.turns.slice(turn.number)) {
+  /* Forget a turn and those after it, up to the one of the number `end`: they keep their numbers, and are not shown or saved. */
+  /** @param {Turn} turn @param {number} [end] */
+  drop(turn, end = this.turns.length) {
+    for (const one of this.turns.slice(turn.number, end)) {
       one.dropped = true;
       this.#dropSound(one);
       this.#changed(one);

@@ -165,7 +165,12 @@ export class Outgoing {
   giveUp(turn) {
     this.#gone.add(turn);
     this.#incomplete.delete(turn);
-    this.#kept = this.#kept.filter((chunk) => chunk.turn !== turn);
+    this.#kept = this.#kept.filter(({ turn: of, sequenceId, payload }) => {
+      if (of !== turn) return true;
+      this.#keptBytes -= payload.byteLength;
+      if (sequenceId >= this.#acknowledged) this.#unacknowledgedBytes -= payload.byteLength;
+      return false;
+    });
   }
 
   /* What the server has is forgotten where there is no room for what it has not, the largest turn first. */

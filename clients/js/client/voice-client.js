@@ -242,8 +242,13 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   async resend(turn, text = turn.user.text) {
     this.#endHeardTurn();
     this.interrupt();
-    const forgotten = turn.requestId === null || (await this.#truncate(turn));
-    this.conversation.drop(turn);
+    const { turns } = this.conversation;
+    let end = turns.length;
+    const forgotten =
+      turn.requestId === null ||
+      // What is written or said while the server replies is behind what it removes.
+      (await this.#truncate(turn, () => (end = turns.length)));
+    this.conversation.drop(turn, end);
     await this.write(text);
     return forgotten;
   }
@@ -257,10 +262,12 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.session.startAnew();
   }
 
-  /** @param {Turn} turn @returns {Promise<boolean>} */
-  async #truncate(turn) {
+  /* `asking` is called as the server is asked. */
+  /** @param {Turn} turn @param {() => void} asking @returns {Promise<boolean>} */
+  async #truncate(turn, asking) {
     await this.conversation.settled(); // it is valid only between requests
     this.#truncated(false);
+    asking();
     const { requestId } = turn; // another one, if a new session was asked again meanwhile
     if (requestId === null || !this.session.truncate(requestId)) return false;
     return new Promise((resolve) => (this.#truncating = { requestId, resolve }));

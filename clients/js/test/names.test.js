@@ -390,6 +390,23 @@ test("before a question is asked again the answers end by their names", async ()
   assert.equal(await asked, true);
 });
 
+test("what is written while a question is taken back stays", async () => {
+  const { client, hear } = conversation();
+  const turn = await client.write("one");
+  hear(started("A", { ref: "turn-0" }));
+  hear(final("A"));
+  const asked = client.resend(turn, "uno");
+  await new Promise((resolve) => setImmediate(resolve));
+  await client.write("two");
+  hear({ type: "history_truncated", request_id: "A", dropped_requests: 1 });
+  assert.equal(await asked, true);
+  assert.deepEqual(client.conversation.turns.map(({ user, dropped }) => [user.text, dropped]), [
+    ["one", true],
+    ["two", false],
+    ["uno", false],
+  ]);
+});
+
 // --- what may interrupt, and may not
 
 /* An answer that sounds. */

@@ -274,6 +274,16 @@ for (const [name, code, frames] of [
   });
 }
 
+test("a turn that is given up leaves its room to others before the next session", () => {
+  const outgoing = new Outgoing(100);
+  outgoing.add({ modality: "audio", payload: new Uint8Array(50), turn: 1 });
+  outgoing.acknowledge(1);
+  outgoing.add({ modality: "audio", payload: new Uint8Array(40), turn: 1 });
+  outgoing.add({ modality: "audio", payload: new Uint8Array(10), turn: 2 });
+  outgoing.giveUp(1);
+  assert.deepEqual([outgoing.keptBytes, outgoing.hasRoom(90), outgoing.hasRoom(91)], [10, true, false]);
+});
+
 test("a turn at which three connections end is given up, not two", async () => {
   const { session, told } = opened();
   session.sendChunk(audio(10, 3));

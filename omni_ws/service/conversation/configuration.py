@@ -123,6 +123,8 @@ class Configuration:
         self.rules = rules
         #: The MCP servers of the session; None if the operator allows none, or it is no session.
         self.mcp: ToolServers | None = None
+        #: Whether the operator allows MCP servers, if only elsewhere.
+        self.mcp_elsewhere = False
         self._account = account
         #: By ``id()`` of each configuration in use: a weak reference to it, and the bytes that it is charged with.
         self._charged: dict[int, tuple[weakref.ref[SessionConfig], int]] = {}
@@ -160,7 +162,8 @@ class Configuration:
         if index is None:
             return
         if self.mcp is None:
-            message = "MCP servers may not be used here (the operator can allow hosts with realtime.mcp_servers)"
+            how = "" if self.mcp_elsewhere else " (the operator can allow hosts with realtime.mcp_servers)"
+            message = f"MCP servers may not be used here{how}"
             raise UnsupportedParameter(message, param=f"tools[{index}].type")
         if not self.rules.capabilities.tools:
             raise UnsupportedParameter("tools are not supported by this engine", param="tools")

@@ -350,7 +350,9 @@ class SessionFactory:
         rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
         if engine is not None:
             rules = replace(rules, capabilities=engine.capabilities)
-        return Configuration(rules, account)
+        configuration = Configuration(rules, account)
+        configuration.mcp_elsewhere = self._mcp_reach is not None
+        return configuration
 
     def connect_gauges(self) -> None:
         """Connect the gauges of the metrics to functions that are called at each scrape.

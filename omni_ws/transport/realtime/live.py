@@ -429,9 +429,9 @@ class LiveDialect(SessionDialect):
             case "session.thinking.append" | "session.instructions.append":
                 content, _ = self._append(fields)
                 role = "user" if "thinking" in kind else "system"
-                if role == "system":
-                    self._check_rules(content)
+                tokens = self._rules_with(content) if role == "system" else self._rule_tokens
                 if self._within_limits(partial(self.conversation.note, content, role), event_id):
+                    self._rule_tokens = tokens
                     self._acknowledge(kind, event_id)
             case "session.update":
                 update = read_update(object_field(fields, "session"))
@@ -477,14 +477,14 @@ class LiveDialect(SessionDialect):
             self._delegations.check(delegation_id)
         return content, delegation_id
 
-    def _check_rules(self, content: str) -> None:
-        """Count the tokens of an appended instruction. Raises InvalidValue if all of them together are too long."""
+    def _rules_with(self, content: str) -> int:
+        """Return the tokens of all appended instructions with ``content``. Raises InvalidValue beyond the limit."""
         tokens = self._rule_tokens + estimate_tokens(content)
         if tokens > MAX_INSTRUCTIONS_TOKENS:
             raise InvalidValue(
                 f"appended instructions must not exceed {MAX_INSTRUCTIONS_TOKENS} tokens together", param="content"
             )
-        self._rule_tokens = tokens
+        return tokens
 
     def _tell(self, content: str, delegation_id: str | None, event_id: str | None) -> None:
         number = self._appended = self._appended + 1

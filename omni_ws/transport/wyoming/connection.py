@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, json
 from websockets.frames import CloseCode
 
 from omni_ws import __version__
@@ -759,6 +759,7 @@ class WyomingConnection(SoleConnection):
         config = self._conversation.configuration.with_patch(self._speech(fields))
         answer = TextToSpeech(streamed=False)
         if fields.text.strip():
+            self._record_text(fields.text)
             text = InputChunk(Modality.TEXT, fields.text.encode())
             self._answers[self._conversation.respond([text], config, input_kept=False, answer_kept=False)] = answer
         else:
@@ -777,6 +778,7 @@ class WyomingConnection(SoleConnection):
         if not fields.text or (not self._reads and not fields.text.strip()):
             return
         self._take(InputChunk(Modality.TEXT, fields.text.encode()))
+        self._record_text(fields.text)
         if not self._reads:
             self._reads = True
             self._opened(self._reading)
@@ -808,9 +810,11 @@ class WyomingConnection(SoleConnection):
         # Home Assistant reads the answer aloud.
         instructions = config.wyoming.instructions or config.spoken_instructions
         patch = self._fields(Task.CHAT, "text", instructions=instructions)
+        patched = conversation.configuration.with_patch(patch)
+        self._record_text(fields.text)
         request_id = conversation.respond(
             [InputChunk(Modality.TEXT, fields.text.encode())],
-            conversation.configuration.with_patch(patch),
+            patched,
             input_kept=False,
             answer_kept=False,
             context=self._talks.messages(name, now=now),
@@ -950,6 +954,11 @@ class WyomingConnection(SoleConnection):
     def _record(self, chunk: OutputChunk) -> None:
         if self._session.recording is not None and chunk.payload:
             self._session.recording.sound(chunk.payload, SOUND, by_user=False, request_id=chunk.request_id)
+
+    def _record_text(self, text: str) -> None:
+        """Record a text of the client, as the frame that a native client would send."""
+        if self._session.recording is not None:
+            self._session.recording.told(json.encode({"type": "input_chunk", "modality": "text", "text": text}))
 
     def _finished(self, final: FinalChunk) -> Iterator[bytes]:
         """Yield the events that end a request's answer, and then those of the answers to empty texts that are next."""

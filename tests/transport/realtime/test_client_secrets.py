@@ -83,6 +83,17 @@ async def test_the_model_is_any_unless_names_are_strict() -> None:
             assert (wrong.status, wrong.error["param"]) == (400, "session.model")
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/streaming_input/client_secrets"])
+@pytest.mark.parametrize("allowed", [(), ("mcp.example",)])
+async def test_mcp_servers_are_no_settings_of_a_secret(path: str, allowed: tuple[str, ...]) -> None:
+    """Only where the operator allows none, allowing them is told as a remedy."""
+    tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/x", "require_approval": "never"}
+    async with live_server(realtime={"mcp_servers": allowed}) as server:
+        error = (await post(server.port, path, {"session": {"tools": [tool]}})).error
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "tools[0].type")
+        assert ("realtime.mcp_servers" in error["message"]) == (not allowed)
+
+
 async def test_what_is_created() -> None:
     async with live_server(keys=KEYS) as server:
         before = int(time.time())

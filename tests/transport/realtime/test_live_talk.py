@@ -489,6 +489,19 @@ async def test_rules_have_a_limit_together() -> None:
         await client.until("session.instructions.appended")
 
 
+async def test_rules_for_which_there_was_no_room_do_not_count() -> None:
+    async with live_server(Talker()) as server, live_client(inline(server)) as client:
+        await client.start()
+        fields = {"delegation_id": None, "content": "word " * MAX_APPEND_TOKENS}
+        budget = server.app.sessions.budget
+        budget.charge(budget.capacity)
+        assert (await client.failed("session.instructions.append", **fields))["code"] == "engine_overloaded"
+        budget.give(budget.capacity)
+        for _ in range(MAX_INSTRUCTIONS_TOKENS // MAX_APPEND_TOKENS):
+            await client.send("session.instructions.append", **fields)
+            await client.until("session.instructions.appended")
+
+
 async def test_text_that_is_not_spoken_is_told_as_it_is_final() -> None:
     """A voice that says nothing leaves the words."""
     reply = lambda said: [TextOutput("Only "), TextOutput("text.")]  # noqa: E731

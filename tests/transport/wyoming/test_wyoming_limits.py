@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.inline_workers import inline, loud, quiet
 from support.live_server import live_server
+from support.raw_http import call
 from support.recordings import events, lines, recordings
 from support.scripted_engines import HearingEngine, takes
 from support.wyoming_peer import ON, AudioChunk, AudioStart, peer
@@ -18,7 +19,7 @@ from wyoming.asr import Transcript
 from wyoming.info import Describe
 from wyoming.ping import Ping
 from wyoming.pipeline import PipelineStage, RunPipeline
-from wyoming.tts import Synthesize
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.values import ConfigurationError
@@ -188,6 +189,26 @@ async def test_sessions_are_counted_for_the_key_that_is_named(tmp_path: Any) -> 
     with pytest.raises(ConfigurationError, match=r"wyoming\.key: no API key is named home"):
         async with live_server(**settings):
             pass
+
+
+async def test_a_recorded_call_has_the_texts_of_the_client(tmp_path: Any) -> None:
+    async with live_server(talker(), wyoming={"port": 0}, record=tmp_path) as server:
+        async with peer(server) as client:
+            await client.send(Transcript("Three and four?"))
+            await client.until("handled-stop")
+            await client.send(Synthesize("Read this."))
+            await client.until("audio-stop")
+            await client.send(SynthesizeStart(), SynthesizeChunk("Good morning."), SynthesizeChunk(" And this."))
+            await client.send(SynthesizeStop())
+            await client.until("synthesize-stopped")
+        await server.until(lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(tmp_path)))
+        [entry] = (await call(server.port, "GET", "/calls")).json()["calls"]
+        told = (await call(server.port, "GET", f"/calls/{entry['id']}/call.json")).json()
+        assert entry["first_words"] == "Three and four?"
+        texts = [turn["user"]["text"] for turn in told["turns"]]
+        assert texts == ["Three and four?", "Read this.", "Good morning. And this."]
+        said = [one for one in told["events"] if one.get("frame", {}).get("type") == "input_chunk"]
+        assert {one["side"] for one in said} == {"client"}
 
 
 def test_talks_are_forgotten_in_their_order() -> None:
