@@ -691,6 +691,11 @@ class IncomingFrames:
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
         return number, pong
 
+    @property
+    def waiting_pings(self) -> list[int]:
+        """The numbers of the pings that have no pong yet."""
+        return list(self._pings)
+
     def awaits_configuration(self, frame: bytes) -> bool:
         """Return whether this ``session_config`` frame has no reply yet."""
         return any(sent is frame for sent, _ in self._configurations)

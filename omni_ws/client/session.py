@@ -559,6 +559,8 @@ class Link:
         self._outbox_bytes = 0
         for frame in frames:
             self.write_soon(frame.frame, frame.is_text)
+        for number in self.incoming.waiting_pings:  # begun while there was no connection
+            self.write_soon(msgspec.json.encode(PingFrame(number)), True)
         if self.incoming.truncations_resent():
             number, pong = self.incoming.expect_pong()
             pong.add_done_callback(self.incoming.settle_truncations)
