@@ -732,9 +732,13 @@ class ClientSession:
         self._link.check_open()
         reply = self._link.incoming.expect_configuration(frame)
         self._link.send_control(SentKind.CONFIG, frame)
-        updated = await reply
-        self._link.want(fields)
-        return updated
+
+        def answered(reply: asyncio.Future[SessionUpdatedFrame]) -> None:
+            if reply.exception() is None:
+                self._link.want(fields)
+
+        reply.add_done_callback(answered)
+        return await asyncio.shield(reply)  # what the server accepts is in effect, even if this call is cancelled
 
     async def send_audio(
         self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None, ref: str | None = None
