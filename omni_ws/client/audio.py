@@ -44,7 +44,7 @@ def read_wav(path: str | PathLike[str]) -> Pcm16:
         with open(path, "rb") as file, wave.open(file) as reader:
             data, width = reader.readframes(reader.getnframes()), reader.getsampwidth()
             sample_rate, channels = reader.getframerate(), reader.getnchannels()
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last for a chunk that ends outside the file
         raise UnreadableAudio(f"not a WAV file with plain samples: {error or 'it ends in its header'}") from None
     if not 1 <= width <= 4 or sample_rate <= 0:
         raise UnreadableAudio(f"samples of {width} bytes at {sample_rate} Hz")

@@ -34,7 +34,7 @@ from omni_ws.client.events import (
 )
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.file_heads import sniff_image
-from omni_ws.errors import EmptyInput, InvalidRequest, OmniError
+from omni_ws.errors import EmptyInput, EngineOverloaded, InvalidRequest, OmniError
 from omni_ws.wire import server_frames
 from omni_ws.wire.frames import decode_output_audio
 from omni_ws.wire.server_frames import (
@@ -691,6 +691,11 @@ class IncomingFrames:
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
         return number, pong
 
+    @property
+    def waiting_pings(self) -> list[int]:
+        """The numbers of the pings that have no pong yet."""
+        return list(self._pings)
+
     def awaits_configuration(self, frame: bytes) -> bool:
         """Return whether this ``session_config`` frame has no reply yet."""
         return any(sent is frame for sent, _ in self._configurations)
@@ -925,11 +930,12 @@ class IncomingFrames:
         if self._truncations and belongs_to_nothing and error.param == "request_id":
             self._truncation_refused(error)
             return None
-        may_refuse = isinstance(error, InvalidRequest) and not isinstance(error, EmptyInput)
-        if self._configurations and belongs_to_nothing and may_refuse:
+        may_refuse = isinstance(error, InvalidRequest | EngineOverloaded) and not isinstance(error, EmptyInput)
+        if self._configurations and belongs_to_nothing and not error.ref and may_refuse:
             _, reply = self._configurations.popleft()
             if not reply.done():
                 reply.set_exception(error)
+            self.last_error = ErrorEvent(error, fields.retryable)  # in case it ends the session, too
             return None
         blocks = False
         if error.sequence_id is not None and error.request_id is None:

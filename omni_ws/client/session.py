@@ -559,6 +559,8 @@ class Link:
         self._outbox_bytes = 0
         for frame in frames:
             self.write_soon(frame.frame, frame.is_text)
+        for number in self.incoming.waiting_pings:  # begun while there was no connection
+            self.write_soon(msgspec.json.encode(PingFrame(number)), True)
         if self.incoming.truncations_resent():
             number, pong = self.incoming.expect_pong()
             pong.add_done_callback(self.incoming.settle_truncations)
@@ -730,9 +732,13 @@ class ClientSession:
         self._link.check_open()
         reply = self._link.incoming.expect_configuration(frame)
         self._link.send_control(SentKind.CONFIG, frame)
-        updated = await reply
-        self._link.want(fields)
-        return updated
+
+        def answered(reply: asyncio.Future[SessionUpdatedFrame]) -> None:
+            if reply.exception() is None:
+                self._link.want(fields)
+
+        reply.add_done_callback(answered)
+        return await asyncio.shield(reply)  # what the server accepts is in effect, even if this call is cancelled
 
     async def send_audio(
         self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None, ref: str | None = None

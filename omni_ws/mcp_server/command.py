@@ -425,9 +425,9 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
         await sending
         return ""
     finally:
+        close()  # first: a call that its client cancels is cancelled again at every await
         sending.cancel()
         await asyncio.wait([sending])
-        close()
 
 
 def _opened(microphone: MicrophoneDevice) -> Callable[[], None]:

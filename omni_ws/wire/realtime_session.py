@@ -417,14 +417,14 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
         "silence_duration_ms": wanted.silence_duration_ms,
         "interrupt_response": wanted.interrupt_response,
         "duck": wanted.type == "semantic_vad" if wanted.duck is None else wanted.duck,
+        "backchannel": None,
     }
     if wanted.type == "semantic_vad":
         eagerness = wanted.eagerness or "auto"
         if eagerness not in tuple(_EAGERNESS_SILENCE_MS):  # a tuple, since it may be any JSON value
             raise InvalidValue(f"{place}.eagerness must be low, medium, high or auto", param=f"{place}.eagerness")
         if "semantic_vad" in abilities.turn_detection_types:
-            murmurs = {} if wanted.backchannel is None else {"backchannel": wanted.backchannel}
-            return {**found, **murmurs, "type": "semantic_vad", "eagerness": eagerness}
+            return {**found, "type": "semantic_vad", "eagerness": eagerness, "backchannel": wanted.backchannel}
         if wanted.silence_duration_ms is None:
             found["silence_duration_ms"] = _EAGERNESS_SILENCE_MS[eagerness]
     return {**found, "type": "server_vad"}

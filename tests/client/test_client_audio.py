@@ -55,7 +55,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"RIFF", b"hello, I am no WAV file at all, whatever they say", b"RIFF\0\0\0\0WAVE"]
+    "content",
+    [
+        b"",
+        b"RIFF",
+        b"hello, I am no WAV file at all, whatever they say",
+        b"RIFF\0\0\0\0WAVE",
+        struct.pack("<4sI4s4sIHHIIHH", b"RIFF", 236, b"WAVE", b"fmt ", 0x7000_0010, 1, 1, 16_000, 32_000, 2, 16)
+        + bytes(200),
+    ],
 )
 def test_a_file_that_is_no_wav(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.wav"

@@ -112,6 +112,30 @@ async def test_the_reply_to_a_configuration_is_its_own_over_another_connection()
             assert (await wanted).instructions == "Be brief."
 
 
+async def test_a_configuration_whose_call_was_cancelled_is_that_of_a_fresh_session() -> None:
+    async with live_server(EchoEngine()) as server, connect(server.websocket_url, reconnect=True) as session:
+        call = asyncio.create_task(session.configure(instructions="Be brief."))
+        await asyncio.sleep(0)
+        call.cancel()
+        await session.ping()
+        assert session.config is not None
+        assert session.config.instructions == "Be brief."
+        break_connection(session)
+        assert isinstance(await anext(session.events()), Reconnected)
+        assert session.config is not None
+        assert session.config.instructions == "Be brief."
+
+
+async def test_a_ping_without_a_connection_goes_over_the_next_one() -> None:
+    late = ClientLimits(reconnect_delays=(0.2, 0.2, 0.2))
+    async with live_server(EchoEngine(), streaming_input=KEEPS) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True, limits=late) as session:
+            break_connection(session)
+            await session._link.websocket.wait_closed()
+            await asyncio.sleep(0.05)  # the reader has seen it, too
+            assert await asyncio.wait_for(session.ping(), 10) > 0
+
+
 @pytest.mark.virtual_clock
 async def test_fresh_session_where_the_old_one_is_over() -> None:
     late = ClientLimits(reconnect_delays=(100, 1))

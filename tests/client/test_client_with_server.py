@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from omni_ws.client import (
+    ClientSession,
     Closing,
     Event,
     Final,
@@ -24,6 +25,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.errors import (
     EngineFailed,
+    EngineOverloaded,
     InvalidValue,
     NotFound,
     SessionTimeout,
@@ -196,3 +198,16 @@ async def test_without_reconnect_a_drain_is_the_end() -> None:
         assert [type(event) for event in seen] == [Closing]
         with pytest.raises(ShuttingDown):
             await session.ask_text("x")
+
+
+async def test_a_configuration_that_finds_no_memory_is_refused() -> None:
+    async def fill(session: ClientSession) -> None:
+        for number in range(10):  # those of requests that wait are held, too
+            await asyncio.wait_for(session.configure(instructions=f"{number}" * 30_000), 10)
+            await session.send_text("hello")
+            await session.finish()
+
+    async with running(limits={"max_held_bytes": 100_000}) as (_, url), connect(url) as session:
+        with pytest.raises(EngineOverloaded):
+            await fill(session)
+        assert (await session.configure(instructions="Be brief.")).instructions == "Be brief."

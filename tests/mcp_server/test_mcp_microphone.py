@@ -40,6 +40,15 @@ class BusyStream(DeadStream):
         raise PortAudioError("Device unavailable")
 
 
+def library_of(stream: type) -> SimpleNamespace:
+    return SimpleNamespace(
+        PortAudioError=PortAudioError,
+        query_devices=lambda *_: {"default_samplerate": 16_000.0},
+        check_input_settings=lambda **_: None,
+        RawInputStream=stream,
+    )
+
+
 @pytest.mark.parametrize(
     ("stream", "words", "log"),
     [
@@ -50,13 +59,7 @@ class BusyStream(DeadStream):
 async def test_a_microphone_that_fails_is_told(
     stream: type, words: str, log: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    library = SimpleNamespace(
-        PortAudioError=PortAudioError,
-        query_devices=lambda *_: {"default_samplerate": 16_000.0},
-        check_input_settings=lambda **_: None,
-        RawInputStream=stream,
-    )
-    monkeypatch.setitem(sys.modules, "sounddevice", library)
+    monkeypatch.setitem(sys.modules, "sounddevice", library_of(stream))
     async with live_server(HearingEngine()) as server:
         options = VoiceOptions(environ={}, microphone=True, url=server.websocket_url)
         async with ProgramVoice(options) as voice:
@@ -64,3 +67,19 @@ async def test_a_microphone_that_fails_is_told(
                 await voice.listen(1)
         await server.check_empty()
     assert capsys.readouterr().err.splitlines() == [f"omni-ws mcp: the microphone is {state}" for state in log]
+
+
+async def test_a_call_that_its_client_cancels_tells_that_the_microphone_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anyio = pytest.importorskip("anyio", reason="what MCP's SDK is built on")
+    monkeypatch.setitem(sys.modules, "sounddevice", library_of(DeadStream))
+    async with live_server(HearingEngine()) as server:
+        options = VoiceOptions(environ={}, microphone=True, url=server.websocket_url)
+        async with ProgramVoice(options) as voice:
+            with anyio.move_on_after(1):  # as MCP's SDK cancels: each await raises, those of the clean-up, too
+                await voice.listen(30)
+        await server.check_empty()
+    assert capsys.readouterr().err.splitlines() == [
+        f"omni-ws mcp: the microphone is {state}" for state in ("open", "closed")
+    ]

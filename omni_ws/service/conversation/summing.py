@@ -264,8 +264,8 @@ def selected(items: Iterable[HistoryItem]) -> str:
             for sentence in sentences[:MAX_WEIGHED]:
                 if line := _noted(sentence, answered):
                     notes.append(line)
-                elif asks(sentence):
-                    topics.append(_first_words(says(sentence).rstrip(" ?.!"), _TOPIC).replace(";", ","))
+                elif asks(sentence) and (topic := says(sentence).rstrip(" ?.!")):  # "Oh?" names none
+                    topics.append(_first_words(topic, _TOPIC).replace(";", ","))
                 answered = ""
         elif item.role == "assistant" and sentences:
             answered = sentences[-1] if is_open_question(sentences[-1]) else ""

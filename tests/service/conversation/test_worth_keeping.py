@@ -122,3 +122,11 @@ def test_the_lines_of_least_weight_go_first_and_of_these_the_oldest() -> None:
     topics = "Topics: bees and wasps and flies; tea"
     assert lightened("\n".join([heavy, one, two]), size) == "\n".join([heavy, one, two]), "at the limit"
     assert lightened("\n".join([heavy, one, two, topics]), size) == "\n".join([heavy, two, "Topics: tea"])
+
+
+@pytest.mark.parametrize(
+    ("talk", "notes"),
+    [(("Oh?",), ""), (("Hm?", "It is.", "What is the capital of France?"), "Topics: What is the capital of France")],
+)
+def test_a_question_without_words_is_no_topic(talk: tuple[str, ...], notes: str) -> None:
+    assert notes_on(*talk) == notes

@@ -167,3 +167,20 @@ async def test_mm_hm_without_semantic_vad_is_named_as_without_effect() -> None:
                 await client.update(audio={"input": {"turn_detection": {"type": kind, "backchannel": wanted}}})
                 params = [one["param"] for one in client.received[-1].get("warnings", ())]
                 assert params == ["session.audio.input.turn_detection.backchannel"] * warned
+
+
+async def test_a_detection_that_does_not_name_mm_hm_replaces_one_that_did() -> None:
+    async with live_server(ScriptedEngine([])) as server:
+        workers = InlineWorkers()
+        workers.judge = ScriptedJudge([])
+        server.app.sessions.speech_workers = workers
+        async with realtime_client(server) as client:
+            for detection, murmurs in (
+                ({"type": "semantic_vad", "backchannel": True}, True),
+                ({"type": "semantic_vad"}, False),
+            ):
+                await client.update(audio={"input": {"turn_detection": detection}})
+                [conversation] = server.app.sessions.conversations
+                config = conversation.configuration.effective.turn_detection
+                assert config is not None
+                assert config.backchannel is murmurs
