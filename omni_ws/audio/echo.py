@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
@@ -32,6 +31,7 @@ from omni_ws.core.ledger import (
     Playing,
     SentPiece,
 )
+from omni_ws.core.reorder import Lateness
 
 PACKAGE: Final = "pywebrtc_audio"
 #: While the loudspeaker sounds, and so long after it, sound of which the canceller leaves less than this is silenced:
@@ -130,8 +130,6 @@ LEAD_MS: Final = 50
 #: How much later or earlier than that the far end may be read. At the end of the sent audio there is no lead.
 LATEST_MS: Final = 60
 EARLIEST_MS: Final = 200
-#: The time from which the promptest piece is taken: the arrival of a late piece says little about when it was recorded.
-PROMPT_MS: Final = 2000
 #: How long after the last sound the canceller still runs: echo dies away, and the client is behind.
 RUNS_ON_MS: Final = 1000
 #: The delay of the echo canceller's output in samples.
@@ -179,9 +177,9 @@ class FarEnd:
         #: The answer that is being read, and the index of its next sample.
         self._answer_id: str | None = None
         self._at = 0
-        #: Milliseconds of the microphone so far; and, of recent pieces, the time of arrival and the delay.
+        #: Milliseconds of the microphone so far.
         self._heard_ms = 0.0
-        self._lags: deque[tuple[float, float]] = deque()
+        self._lateness = Lateness()
 
     def take(self, count: int, playing: Playing, *, behind: int = 0) -> Pcm16:
         """Return the far end for the next ``count`` samples of the microphone.
@@ -191,7 +189,7 @@ class FarEnd:
         for piece in playing.sent:
             self._add(piece)
         self._heard_ms += count * 1000 / RATE
-        late_ms = self._lateness(playing.at_ms, self._heard_ms + behind * 1000 / RATE)
+        late_ms = self._lateness.of(playing.at_ms, self._heard_ms + behind * 1000 / RATE)
         far = np.zeros(count, np.int16)
         if playing.answer_id is None or not playing.sounds:
             return far
@@ -214,20 +212,6 @@ class FarEnd:
             far[begin - self._at : end - self._at] = answer.samples[begin - answer.begin : end - answer.begin]
         self._at = max(self._at, end)
         answer.forget(self._at - BEHIND)
-
-    def _lateness(self, at_ms: float, heard_ms: float) -> float:
-        """Return the delay in ms of the microphone's piece that ends now, compared with the promptest recent piece.
-
-        ``at_ms`` is when the piece arrived, ``heard_ms`` its end in the microphone's audio.
-        """
-        lag = at_ms - heard_ms
-        while self._lags and (self._lags[-1][1] >= lag or self._lags[0][0] < at_ms - PROMPT_MS):
-            if self._lags[-1][1] >= lag:
-                self._lags.pop()
-            else:
-                self._lags.popleft()
-        self._lags.append((at_ms, lag))
-        return lag - self._lags[0][1]
 
     def _add(self, piece: SentPiece) -> None:
         answer = self._answers.get(piece.answer_id)

@@ -1,12 +1,14 @@
 """Buffers that restore an order: of chunks by number, of input by position, of RTP packets by number and time.
 
 ``ReorderBuffer`` and ``OffsetBuffer`` treat chunks as RFC 9000 (2.2) treats the bytes of a stream: they wait for
-missing chunks, and lose nothing. ``JitterBuffer`` waits for a short time only, and reports lost packets.
+missing chunks, and lose nothing. ``JitterBuffer`` waits for a short time only, and reports lost packets. ``Lateness``
+and ``SpokenTimes`` tell from the times of arrival when live sound was made.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -639,3 +641,60 @@ class JitterBuffer:
 
     def _count(self, outcome: PacketOutcome, packets: int = 1) -> None:
         self.counts[outcome] = self.counts.get(outcome, 0) + packets
+
+
+# Times of arrival.
+
+#: The time from which the promptest piece is taken.
+PROMPT_MS: Final = 2000
+
+
+class Lateness:
+    """Finds out how late each piece of live sound arrives, compared with the promptest of the last PROMPT_MS.
+
+    The arrival of a late piece says little about when it was recorded. Of sound that arrives faster than it lasts, such
+    as a file, each piece is the promptest.
+    """
+
+    def __init__(self) -> None:
+        #: Of recent pieces, the time of arrival and the delay; the delays rise.
+        self._lags: deque[tuple[float, float]] = deque()
+
+    def of(self, at_ms: float, sound_ms: float) -> float:
+        """Return how late the piece is, in ms, that ends at ``sound_ms`` of the sound, and arrived at ``at_ms``."""
+        lag = at_ms - sound_ms
+        while self._lags and (self._lags[-1][1] >= lag or self._lags[0][0] < at_ms - PROMPT_MS):
+            if self._lags[-1][1] >= lag:
+                self._lags.pop()
+            else:
+                self._lags.popleft()
+        self._lags.append((at_ms, lag))
+        return lag - self._lags[0][1]
+
+
+class SpokenTimes:
+    """Tells when live sound was spoken: when the piece that held it arrived, less the lateness of that piece.
+
+    A piece counts as late only as far as pieces before and after it were prompter: then its client goes on speaking,
+    and the network, or the client, was busy. A client that sends nothing in silence, or a file, has no late pieces.
+    """
+
+    def __init__(self) -> None:
+        self._lateness = Lateness()
+        #: When the latest piece arrived.
+        self.came_ms = 0.0
+        #: Of the anchor, the delay, and how late it was; and the least delay since it. Milliseconds.
+        self._lag = self._late = self._least_after = 0.0
+
+    def arrived(self, at_ms: float, sound_ms: float, *, anchors: bool) -> None:
+        """Note that the sound up to ``sound_ms`` arrived at ``at_ms``. ``anchors``: later times are counted from it."""
+        late, lag = self._lateness.of(at_ms, sound_ms), at_ms - sound_ms
+        self.came_ms = at_ms
+        if anchors:
+            self._lag, self._late, self._least_after = lag, late, lag
+        else:
+            self._least_after = min(self._least_after, lag)
+
+    def when(self, sound_ms: float) -> float:
+        """Return the time in milliseconds at which the sound at ``sound_ms``, at or before the anchor, was spoken."""
+        return sound_ms + max(self._lag - self._late, min(self._lag, self._least_after))

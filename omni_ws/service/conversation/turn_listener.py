@@ -112,6 +112,7 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
+from omni_ws.core.reorder import SpokenTimes
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
@@ -246,9 +247,9 @@ class TurnListener:
         #: Milliseconds of complete windows since detection began, and of the audio after the last of them.
         self._judged_ms = 0
         self._rest_ms = 0.0
-        #: A place in the audio, in milliseconds since detection began, and when it arrived: the end of the latest piece
-        #: or, in a pause, of the piece in which that began. It tells when the sound before it was spoken.
-        self._anchor = (0.0, 0.0)
+        #: When the audio was spoken, by its place in milliseconds since detection began. In a pause the anchor is the
+        #: piece in which the pause began.
+        self._spoken_times = SpokenTimes()
         #: When detection began, in milliseconds of the session's audio.
         self._offset_ms = 0
         #: How many cancels are in the queue, and the position (ms since detection began) of the last that took effect.
@@ -584,7 +585,9 @@ class TurnListener:
         assert self._source is not None
         self._is_decoding = False
         chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
-        self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,), self._anchor[1])
+        self._piece = AudioPiece(
+            self._source, b"", chunk, chunk, (0,), (self._last_id,), self._spoken_times.came_ms / 1000
+        )
         self._submit(StreamPiece(self._watch, b"", self._source, ORDINARY_BAR, (), ends=True))
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
@@ -636,8 +639,8 @@ class TurnListener:
 
     def _apply(self, piece: AudioPiece, watched: Watched) -> None:
         """Apply the results for ``piece``, up to a pause about which the TurnJudge must be asked."""
-        if self._state is not _PAUSE:
-            self._anchor = (watched.judged_ms + watched.rest_ms, piece.came)
+        place_ms = watched.judged_ms + watched.rest_ms
+        self._spoken_times.arrived(piece.came * 1000, place_ms, anchors=self._state is not _PAUSE)
         self._take_events(watched)
         if watched.question is not None:
             self._asked = piece
@@ -745,8 +748,7 @@ class TurnListener:
         self._report_stopped(offset.audio_ms)
         if self._in_turn:
             if (request := self._owner.receiving) is not None:
-                place_ms, came = self._anchor
-                ended = came + (offset.audio_ms - place_ms) / 1000
+                ended = self._spoken_times.when(offset.audio_ms) / 1000
                 request.timeline.mark_turn_decided(ended, audio_ms=offset.detected_ms - offset.audio_ms)
             self._owner.take_events(self._stream.end_input(StartTrigger.VAD, last))
         self._turn = None

@@ -148,6 +148,18 @@ class Talker:
         self.spoke = self._loop.time()
         self._microphone = asyncio.create_task(self._listen_on())
 
+    async def speak_over_a_busy_line(self, held_frames: int) -> None:
+        """Say something; its end and the silence behind it come so many frames too late, until all has come."""
+        await self._send(loud(640 - FRAME_MS))
+        await asyncio.sleep(FRAME_MS / 1000)
+        self.spoke = self._loop.time()
+        await asyncio.sleep(held_frames * FRAME_MS / 1000)
+        await self.client.binary(loud(FRAME_MS))
+        await self._send(quiet(2 * FRAME_MS))
+        for _ in range(held_frames):
+            await self.client.binary(quiet(FRAME_MS))
+        self._microphone = asyncio.create_task(self._listen_on())
+
     async def _listen_on(self) -> None:
         while True:
             await self._send(quiet(FRAME_MS))
@@ -262,6 +274,17 @@ async def test_each_part_takes_as_long_as_it_does_and_they_sum_up_to_mouth_to_ea
         assert talker.part("recognition")[1] == near(5 * HEARS_MS)
         assert talker.counted("request_tokens_sum", type="output") == 15
         assert talker.counted("cached_tokens_total") == 20
+
+
+async def test_the_time_that_a_busy_line_takes_belongs_to_the_wait() -> None:
+    async with talking(composed()) as talker:
+        await talker.speak_over_a_busy_line(4)
+        answer = await talker.answer()
+        await asyncio.sleep(2)
+        await talker.client.barrier()
+        own_ms = 1000 * (talker.began[answer.final["request_id"]] - talker.spoke)
+        assert talker.mouth_to_ear == (1, pytest.approx(own_ms, abs=FRAME_MS + NEAR_MS))
+        assert answer.final["times"]["turn_decided"] == near(answer.final["times"]["turn_decided_audio_ms"])
 
 
 async def test_how_much_silence_ended_a_turn_is_counted_in_samples() -> None:
