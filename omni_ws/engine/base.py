@@ -827,7 +827,8 @@ class TurnTimes:
 
     ``speech_ended``: the sound arrived, or was due (SpokenTimes), that turn detection took for the end of the user's
     speech; ``turn_decided``: turn detection decided that the turn had ended, after ``turn_decided_audio_ms`` more of
-    audio. ``input_ended``: the last input arrived. ``engine_started``: the engine got the request, which may be while the user speaks.
+    audio. ``input_ended``: the last input arrived. ``engine_started``: the engine got the request, which may be while
+    the user speaks.
     ``transcript_settled``: the last words of the input became final; ``transcript_guessed``: the same words were
     guessed at a pause. ``llm_asked``: the LLM had all of its input. ``first_token``: the first text, thought or tool
     call of the answer; ``first_clause``: the voice got its first text; ``first_audio_made``: the voice made its first
