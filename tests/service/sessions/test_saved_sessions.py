@@ -581,14 +581,20 @@ async def moved(session: Session, client: Client, before: Server, after: Server,
     return session
 
 
-async def spoken(*, moves_at: int) -> list[ServerMessage]:
-    """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
+async def listening() -> tuple[Server, Session, Client]:
+    """A server with a session that detects turns and answers in text, and the client of the session."""
     server = Server(Reins(), InlineWorkers())
     await server.engine.start()
     session, client = server.sessions.open(None), Client()
     client.come(session)
     session.attach(client)
     session.conversation.configure({"modalities": ["text"], "turn_detection": {"type": "server_vad"}})
+    return server, session, client
+
+
+async def spoken(*, moves_at: int) -> list[ServerMessage]:
+    """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
+    server, session, client = await listening()
     audio = quiet(400) + loud(800) + quiet(1200)
     for number, start in enumerate(range(0, len(audio), 20 * MS)):
         if number == moves_at:
@@ -621,12 +627,7 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_cancel_that_waits_behind_speech_moves_with_the_session(moves: bool, behind: bytes) -> None:
     """Of what was said before it nothing is answered, and all of what is said after it."""
-    server = Server(Reins(), InlineWorkers())
-    await server.engine.start()
-    session, client = server.sessions.open(None), Client()
-    client.come(session)
-    session.attach(client)
-    session.conversation.configure({"modalities": ["text"], "turn_detection": {"type": "server_vad"}})
+    server, session, client = await listening()
     now = asyncio.get_running_loop().time
     for number, audio in enumerate((quiet(400) + loud(800), quiet(640))):
         session.conversation.receive_chunk(InputChunk(Modality.AUDIO, audio, number), now=now())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import inline_workers
 from support.inline_workers import InlineWorkers, ScriptedJudge, inline
-from support.live_server import live_server
+from support.live_server import LiveServer, live_server
 from support.patience import until
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.scripted_engines import HearingEngine
@@ -153,34 +153,37 @@ async def test_mm_hm_is_an_event_of_an_extension() -> None:
             assert not client.seen("response.created")
 
 
-async def test_mm_hm_without_semantic_vad_is_named_as_without_effect() -> None:
+@contextlib.asynccontextmanager
+async def judging() -> AsyncIterator[tuple[LiveServer, RealtimeClient]]:
+    """A server that offers semantic_vad, with a judge that no test asks, and its client."""
     async with live_server(ScriptedEngine([])) as server:
         workers = InlineWorkers()
         workers.judge = ScriptedJudge([])
         server.app.sessions.speech_workers = workers
         async with realtime_client(server) as client:
-            for kind, wanted, warned in (
-                ("server_vad", True, True),
-                ("server_vad", False, False),
-                ("semantic_vad", True, False),
-            ):
-                await client.update(audio={"input": {"turn_detection": {"type": kind, "backchannel": wanted}}})
-                params = [one["param"] for one in client.received[-1].get("warnings", ())]
-                assert params == ["session.audio.input.turn_detection.backchannel"] * warned
+            yield server, client
+
+
+async def test_mm_hm_without_semantic_vad_is_named_as_without_effect() -> None:
+    async with judging() as (_, client):
+        for kind, wanted, warned in (
+            ("server_vad", True, True),
+            ("server_vad", False, False),
+            ("semantic_vad", True, False),
+        ):
+            await client.update(audio={"input": {"turn_detection": {"type": kind, "backchannel": wanted}}})
+            params = [one["param"] for one in client.received[-1].get("warnings", ())]
+            assert params == ["session.audio.input.turn_detection.backchannel"] * warned
 
 
 async def test_a_detection_that_does_not_name_mm_hm_replaces_one_that_did() -> None:
-    async with live_server(ScriptedEngine([])) as server:
-        workers = InlineWorkers()
-        workers.judge = ScriptedJudge([])
-        server.app.sessions.speech_workers = workers
-        async with realtime_client(server) as client:
-            for detection, murmurs in (
-                ({"type": "semantic_vad", "backchannel": True}, True),
-                ({"type": "semantic_vad"}, False),
-            ):
-                await client.update(audio={"input": {"turn_detection": detection}})
-                [conversation] = server.app.sessions.conversations
-                config = conversation.configuration.effective.turn_detection
-                assert config is not None
-                assert config.backchannel is murmurs
+    async with judging() as (server, client):
+        for detection, murmurs in (
+            ({"type": "semantic_vad", "backchannel": True}, True),
+            ({"type": "semantic_vad"}, False),
+        ):
+            await client.update(audio={"input": {"turn_detection": detection}})
+            [conversation] = server.app.sessions.conversations
+            config = conversation.configuration.effective.turn_detection
+            assert config is not None
+            assert config.backchannel is murmurs
